@@ -1,0 +1,1 @@
+"""From annotations to batches."""

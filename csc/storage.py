@@ -1,0 +1,87 @@
+"""The door to files: every output appears whole or not at all."""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from csc.errors import BadData
+
+__all__ = ["atomic_file", "atomic_folder", "local_path", "read_json", "sha256_file", "write_json"]
+
+
+def local_path(uri: str | os.PathLike[str]) -> Path:
+    """Turn a path or `file://` address into a local path; other places are refused by name."""
+    text = os.fspath(uri)
+    scheme, separator, rest = text.partition("://")
+    if separator and scheme != "file":
+        raise BadData(
+            f"{text}: '{scheme}://' is not a place this version can read or write; use a local or mounted path"
+        )
+    return Path(rest if separator else text).expanduser()
+
+
+@contextlib.contextmanager
+def atomic_folder(target: Path) -> Iterator[Path]:
+    """Give a folder to fill beside `target`; rename it to `target` when the block ends well, drop it otherwise."""
+    aside = Path(_aside(target, folder=True))
+    try:
+        yield aside
+        aside.chmod(0o755)
+        if target.is_dir():
+            shutil.rmtree(target)
+        aside.replace(target)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def atomic_file(target: Path) -> Iterator[Path]:
+    """Give a file name to write beside `target`; rename it to `target` when the block ends well, drop it otherwise."""
+    aside = Path(_aside(target, folder=False))
+    try:
+        yield aside
+        aside.chmod(0o644)
+        aside.replace(target)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _aside(target: Path, *, folder: bool) -> str:
+    """Make an empty file or folder next to `target`, so that the final rename stays inside one file system."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if folder:
+            return tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent)
+        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    except OSError as error:
+        raise BadData(f"cannot write {target}: {error.strerror or error}; choose a folder you may write to") from None
+    os.close(handle)
+    return name
+
+
+def write_json(target: Path, content: Any) -> None:
+    """Write `content` as readable JSON, whole or not at all; a number that is not finite is an error."""
+    with atomic_file(target) as aside:
+        aside.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def read_json(path: Path) -> Any:
+    """Read JSON; a missing or broken file is reported by its name."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BadData(f"{path}: no such file") from None
+    except (ValueError, OSError) as error:
+        raise BadData(f"{path}: not readable as JSON ({error})") from None
+
+
+def sha256_file(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
