@@ -279,4 +279,3 @@ def _counts(table: pa.Table, split: str) -> dict[str, int]:
     rows = table.filter(pa.compute.equal(table["split"], split))
     lengths = pa.compute.list_value_length(rows["labels"])
     return {"images": rows.num_rows, "labelled": pa.compute.sum(pa.compute.greater(lengths, 0)).as_py() or 0}
-

@@ -1,0 +1,1 @@
+"""Kubeflow components: each is a label on a step of `csc.steps`."""

@@ -1,0 +1,31 @@
+"""Score the model of a task on all seen classes and compute its metrics."""
+
+from typing import Optional
+
+from kfp import dsl
+
+from csc.components.image import TRAIN_IMAGE
+
+
+@dsl.component(base_image=TRAIN_IMAGE, install_kfp_package=False)
+def evaluate(
+    model: dsl.Input[dsl.Model],
+    test_view: dsl.Input[dsl.Dataset],
+    scores: dsl.Output[dsl.Dataset],
+    metrics: dsl.Output[dsl.Metrics],
+    prior: Optional[dsl.Input[dsl.Model]] = None,
+):
+    """Evaluate one task.
+
+    Args:
+        model: Model folder of the task.
+        test_view: test.parquet of the task.
+        scores: scores.parquet, one confidence and one target column per class.
+        metrics: metrics.json; the headline numbers are shown in the run's page too.
+        prior: registered.json of the task before, for forgetting; none for the base task.
+    """
+    from csc.steps.evaluate import evaluate
+
+    numbers = evaluate(model.path, test_view.path, scores.path, metrics.path, prior.path if prior else "")
+    for name in ("mAP", "CF1", "OF1", "FPR", "forgetting"):
+        metrics.log_metric(name, numbers[name])

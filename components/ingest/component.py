@@ -1,0 +1,21 @@
+"""Make sure that the data set of a scenario is there, and say exactly which one it is."""
+
+from kfp import dsl
+
+from csc.components.image import CPU_IMAGE
+
+
+@dsl.component(base_image=CPU_IMAGE, install_kfp_package=False)
+def ingest(scenario: str, data: str) -> str:
+    """Open the data set; the embedded digits are made on the spot.
+
+    Args:
+        scenario: Name such as voc-b0c4.
+        data: Folder of the data set.
+
+    Returns:
+        The origin of everything that follows (data place, data fingerprint, code version) as JSON.
+    """
+    from csc.steps.ingest import ingest
+
+    return ingest(scenario, data).to_json()

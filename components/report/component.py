@@ -1,0 +1,21 @@
+"""Report the results of a scenario run: table, page and metrics of the parent run."""
+
+from kfp import dsl
+
+from csc.components.image import CPU_IMAGE
+
+
+@dsl.component(base_image=CPU_IMAGE, install_kfp_package=False)
+def report(registered: dsl.Input[dsl.Model], page: dsl.Output[dsl.HTML]) -> str:
+    """Report a finished scenario run.
+
+    Args:
+        registered: registered.json of the last task.
+        page: report.html.
+
+    Returns:
+        The results table as text.
+    """
+    from csc.steps.report import report
+
+    return report(registered.path, page.path)

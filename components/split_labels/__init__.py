@@ -1,0 +1,1 @@
+"""The split_labels component."""

@@ -1,0 +1,163 @@
+"""The `csc` command: thin, and quick to start; whatever is heavy is imported by the command that needs it."""
+
+import os
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from csc import __version__
+from csc.command import Command
+from csc.config import methods
+from csc.errors import BadData, CscError
+from csc.scenario import CLASS_COUNTS, PAPER_SCENARIOS, Scenario
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; bad input ends in one line and exit code 2."""
+    try:
+        parsed = _parser().parse_args(arguments)
+        code: int = parsed.command.run(parsed)
+        return code
+    except CscError as error:
+        print(f"csc: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # the reader of our output went away, for instance `csc … | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        print("csc: interrupted; the same command takes up the work where it stopped", file=sys.stderr)
+        return 130
+
+
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(prog="csc", description="Multi-label class-incremental learning as a pipeline.")
+    parser.add_argument("--version", action="version", version=f"csc {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name, command in sorted(_commands().items()):
+        sub = commands.add_parser(name, help=command.help, description=command.help)
+        command.arguments(sub)
+        sub.set_defaults(command=command)
+    return parser
+
+
+def _commands() -> dict[str, Command]:
+    plugins = {point.name: point.load() for point in entry_points(group="csc.commands")}
+    return plugins | {
+        "ingest": Command("turn annotations and images into a data set", _ingest_arguments, _ingest),
+        "methods": Command("list the learning methods", _no_arguments, _methods),
+        "predict": Command("name the classes in images with a registered model", _predict_arguments, _predict),
+        "scenarios": Command("list the scenarios and how they cut their classes", _no_arguments, _scenarios),
+        "ui": Command("open the MLflow pages of a work folder", _ui_arguments, _ui),
+    }
+
+
+def _no_arguments(parser: ArgumentParser) -> None:
+    del parser
+
+
+def _ingest_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("kind", choices=["voc2007", "coco2014", "coco", "digits"], help="what the source is")
+    parser.add_argument("--source", metavar="PATH", help="folder or zip with annotations and images (not for digits)")
+    parser.add_argument("--out", metavar="PATH", required=True, help="folder of the data set to make")
+    parser.add_argument("--name", default="custom", help="name of a 'coco' data set, as scenarios use it")
+    parser.add_argument(
+        "--skip-bad", action="store_true", help="leave out images with unusable annotations, and say so"
+    )
+
+
+def _ingest(arguments: Namespace) -> int:
+    from csc.data.coco import ingest_coco, ingest_coco2014
+    from csc.data.digits import ingest_digits
+    from csc.data.published import compare_with_published
+    from csc.data.voc import ingest_voc2007
+
+    kind, source, out = arguments.kind, arguments.source, arguments.out
+    if kind == "digits":
+        dataset = ingest_digits(out)
+    elif source is None:
+        raise BadData(f"csc ingest {kind}: --source is missing; give the folder or zip with annotations and images")
+    elif kind == "voc2007":
+        dataset = ingest_voc2007(source, out, skip_bad=arguments.skip_bad)
+    elif kind == "coco2014":
+        dataset = ingest_coco2014(source, out)
+    else:
+        Scenario.parse(f"{arguments.name}-b0c1")  # a name that no scenario could spell is refused before the work
+        dataset = ingest_coco(source, out, arguments.name)
+    for split, count in dataset.splits.items():
+        print(f"{split:<6}{count['images']:>8,} images, {count['labelled']:,} with a label")
+    if skipped := dataset.source.get("skipped"):
+        print(f"note: left out {len(skipped)} images with unusable annotations, from {skipped[0]} to {skipped[-1]}")
+    for line in compare_with_published(dataset):
+        print(f"note: {line}")
+    print(f"{len(dataset.classes)} classes · fingerprint {dataset.fingerprint[:12]} · {dataset.path}")
+    print(f"next: csc run {dataset.name}-b0c{max(1, len(dataset.classes) // 5)} --data {out}")
+    return 0
+
+
+def _scenarios(arguments: Namespace) -> int:
+    del arguments
+    for name in ("digits-b0c2", *PAPER_SCENARIOS):
+        scenario = Scenario.parse(name)
+        print(scenario.announcement(CLASS_COUNTS[scenario.dataset]))
+    print("and any other <data set>-b<base classes>c<classes per task>")
+    return 0
+
+
+def _methods(arguments: Namespace) -> int:
+    del arguments
+    for name, description in methods().items():
+        print(f"{name:<10}{description}")
+    return 0
+
+
+def _predict_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("model", help="models:/NAME@ALIAS, models:/NAME/VERSION or a model folder")
+    parser.add_argument("images", nargs="+", metavar="IMAGE", help="image files")
+    parser.add_argument("--threshold", type=float, help="print classes above this confidence (default: the model's)")
+    _workdir_argument(parser)
+
+
+def _predict(arguments: Namespace) -> int:
+    for image in arguments.images:
+        if not Path(image).is_file():
+            raise BadData(f"{image}: no such image file")
+    use_workdir(arguments.workdir)
+    from csc.serving import Predictor, above
+    from csc.tracking import fetch_model
+
+    predictor = Predictor(fetch_model(arguments.model))
+    threshold = arguments.threshold if arguments.threshold is not None else predictor.card.settings().threshold
+    for image, scores in zip(arguments.images, predictor.confidences(arguments.images), strict=True):
+        found = above(scores.tolist(), predictor.card.classes, threshold)
+        print(f"{image}\t" + (", ".join(f"{name} {value:.3f}" for name, value in found) or "(nothing)"))
+    return 0
+
+
+def _ui_arguments(parser: ArgumentParser) -> None:
+    _workdir_argument(parser)
+    parser.add_argument("--port", type=int, default=5000)
+
+
+def _ui(arguments: Namespace) -> int:
+    workdir = use_workdir(arguments.workdir)
+    uri = os.environ["MLFLOW_TRACKING_URI"]
+    if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).is_file():
+        raise BadData(f"{workdir}: no runs there yet; make some with 'csc run digits-b0c2'")
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(arguments.port)]
+    print(f"MLflow on http://127.0.0.1:{arguments.port} (stop with Ctrl-C)", flush=True)
+    os.execv(sys.executable, [*command, "--backend-store-uri", uri])
+
+
+def _workdir_argument(parser: ArgumentParser) -> None:
+    parser.add_argument("--workdir", default="work", metavar="DIR", help="folder of runs and results (default: work)")
+
+
+def use_workdir(workdir: str) -> Path:
+    """Point tracking at the database of a work folder, unless the environment names a server."""
+    folder = Path(workdir).expanduser().absolute()
+    os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'mlflow.db'}")
+    return folder

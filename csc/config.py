@@ -1,0 +1,304 @@
+"""The settings of a run: typed, frozen, validated, and the same in every step.
+
+A configuration is resolved in layers: the defaults below (the paper's), the preset of the data set
+(`presets/<data set>.yaml`), the method's own settings (`methods/config/<method>.yaml`), then what the user sets.
+The result travels through the pipeline as one JSON string; resolving it again changes nothing.
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import yaml
+
+from csc.errors import BadConfig
+
+__all__ = ["Config", "methods", "parse_overrides", "resolve"]
+
+_ROOT = Path(__file__).parent
+_FALLBACK_PRESET = "coco"  # any other data set is treated like the larger benchmark
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """The feature extractor, by its timm name (`name` or `name.tag`)."""
+
+    name: str = "tresnet_m.miil_in21k"
+    frozen: bool = False
+    output_stride: int = 32
+
+
+@dataclass(frozen=True)
+class Input:
+    """What happens to an image on its way to the backbone."""
+
+    size: int = 224
+    augment: bool = True
+
+
+@dataclass(frozen=True)
+class Train:
+    """Optimisation of one task."""
+
+    epochs: int = 20
+    batch_size: int = 64
+    lr_base: float = 4e-5
+    lr: float = 4e-5
+    backbone_lr_scale: float = 1.0
+    weight_decay: float = 1e-4
+    schedule: Literal["onecycle", "constant"] = "onecycle"
+    pct_start: float = 0.2
+    amp: Literal["auto", "off"] = "auto"
+    channels_last: Literal["auto", "on", "off"] = "auto"
+    workers: int = -1
+
+
+@dataclass(frozen=True)
+class CiGcn:
+    """The class-incremental graph network; every ablation of the paper's tables 4 and 5 is a value here."""
+
+    width: int = 1024
+    correlation: Literal["G->S", "Z->S", "Z->Z"] = "G->S"
+    masks: Literal["softmax", "sigmoid"] = "softmax"
+    mask_axis: Literal["spatial", "class"] = "spatial"
+    pooling: Literal["max", "avg"] = "max"
+    fusion: Literal["mean", "sum"] = "mean"
+    plain: bool = False
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The classification loss: weight of the new classes against distillation, and the form of the new-class term."""
+
+    alpha: float = 0.15
+    form: Literal["bce", "asl"] = "bce"
+
+
+@dataclass(frozen=True)
+class MaxEntropy:
+    """The max-entropy regulariser; `beta = 0` switches it off."""
+
+    beta: float = 0.0
+    classes: Literal["old", "all"] = "old"
+    form: Literal["one_sided", "binary"] = "one_sided"
+    reduction: Literal["sum", "mean"] = "sum"
+
+
+@dataclass(frozen=True)
+class ReleaseQuirks:
+    """What the released code does otherwise than the paper, one switch each."""
+
+    freeze_grown_layers: bool = False
+    freeze_bn_after_base: bool = False
+    persist_optimizer: bool = False
+    no_shuffle: bool = False
+    legacy_bias_reset: bool = False
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that decides the outcome of a run, apart from the data and the scenario."""
+
+    method: str = "csc"
+    seed: int = 0
+    init: str = "hub"
+    allow_leaky_init: bool = False
+    head: Literal["ci_gcn", "linear"] = "linear"
+    labels: Literal["task", "seen"] = "task"
+    old_label_policy: Literal["kd", "negative", "masked"] = "kd"
+    threshold: float = 0.8
+    backbone: Backbone = field(default_factory=Backbone)
+    input: Input = field(default_factory=Input)
+    train: Train = field(default_factory=Train)
+    cigcn: CiGcn = field(default_factory=CiGcn)
+    loss: Loss = field(default_factory=Loss)
+    max_entropy: MaxEntropy = field(default_factory=MaxEntropy)
+    release_quirks: ReleaseQuirks = field(default_factory=ReleaseQuirks)
+
+    def __post_init__(self) -> None:
+        _check_ranges(self)
+
+    def to_json(self) -> str:
+        """The whole configuration as canonical JSON."""
+        return json.dumps(dataclasses.asdict(self), sort_keys=True)
+
+    def flat(self) -> dict[str, Any]:
+        """Dotted keys and plain values, for tracking and tables."""
+        return dict(_flatten(dataclasses.asdict(self)))
+
+    def fingerprint(self, *more: str) -> str:
+        """A short digest of the configuration and whatever else identifies a run."""
+        return hashlib.sha256("\n".join([self.to_json(), *more]).encode()).hexdigest()[:16]
+
+
+def resolve(dataset: str, overrides: Mapping[str, Any] | str | None = None) -> Config:
+    """Layer defaults, preset, method and overrides into one validated configuration.
+
+    Args:
+        dataset: name of the data set, which picks the preset.
+        overrides: nested mapping, or the same as JSON text.
+    """
+    if isinstance(overrides, str):
+        overrides = _from_json(overrides)
+    wanted = dict(overrides or {})
+    method = wanted.get("method", "csc")
+    if method not in methods():
+        raise BadConfig(f"method '{method}' is not known; choose one of {', '.join(methods())}")
+    own = _yaml(_ROOT / "methods" / "config" / f"{method}.yaml")
+    preset = dataset if (_ROOT / "presets" / f"{dataset}.yaml").is_file() else _FALLBACK_PRESET
+    layers = (
+        _yaml(_ROOT / "presets" / f"{preset}.yaml"),
+        own.get("settings", {}),
+        own.get("datasets", {}).get(preset, {}),
+        wanted,
+    )
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        _merge(merged, layer, "")
+    merged["method"] = method
+    config: Config = _build(Config, merged, "")
+    return config
+
+
+@cache
+def methods() -> dict[str, str]:
+    """The learning methods by name, with one line on each; known without importing any of them."""
+    files = sorted((_ROOT / "methods" / "config").glob("*.yaml"))
+    return {file.stem: str(_yaml(file)["description"]) for file in files}
+
+
+def parse_overrides(items: Sequence[str]) -> dict[str, Any]:
+    """Turn `key=value` words of the command line into a nested mapping.
+
+    >>> parse_overrides(["train.epochs=3", "method=lwf"])
+    {'train': {'epochs': '3'}, 'method': 'lwf'}
+    """
+    tree: dict[str, Any] = {}
+    for item in items:
+        key, separator, value = item.partition("=")
+        if not separator or not key.strip():
+            raise BadConfig(f"--set {item}: expected key=value, for instance train.epochs=3")
+        *parents, leaf = key.strip().split(".")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+            if not isinstance(node, dict):
+                raise BadConfig(f"--set {item}: '{parent}' was already given a value, it cannot hold '{leaf}' too")
+        node[leaf] = value.strip()
+    return tree
+
+
+def _from_json(text: str) -> dict[str, Any]:
+    try:
+        content = json.loads(text or "{}")
+    except ValueError as error:
+        raise BadConfig(f"config: not readable as JSON ({error})") from None
+    if not isinstance(content, dict):
+        raise BadConfig('config: expected a JSON object such as {"method": "csc"}')
+    return content
+
+
+@cache
+def _yaml(path: Path) -> dict[str, Any]:
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return content if isinstance(content, dict) else {}
+
+
+def _merge(tree: dict[str, Any], layer: Mapping[str, Any], path: str) -> None:
+    for key, value in layer.items():
+        if isinstance(value, Mapping):
+            node = tree.setdefault(key, {})
+            if not isinstance(node, dict):
+                raise BadConfig(f"{path}{key}: expected one value, got a group of settings")
+            _merge(node, value, f"{path}{key}.")
+        elif isinstance(tree.get(key), dict):
+            raise BadConfig(f"{path}{key}: is a group of settings, set one of them: {path}{key}.<name>=…")
+        else:
+            tree[key] = value
+
+
+def _flatten(tree: Mapping[str, Any], path: str = "") -> list[tuple[str, Any]]:
+    pairs: list[tuple[str, Any]] = []
+    for key, value in tree.items():
+        pairs += _flatten(value, f"{path}{key}.") if isinstance(value, Mapping) else [(path + key, value)]
+    return pairs
+
+
+def _build(kind: Any, values: Mapping[str, Any], path: str) -> Any:
+    """Make a dataclass from plain values; an unknown key or a wrong type is named with its whole path."""
+    hints = get_type_hints(kind)
+    for key in values:
+        if key not in hints:
+            raise BadConfig(f"{path}{key}: no such setting; choose one of {', '.join(path + name for name in hints)}")
+    built: dict[str, Any] = {}
+    for key, value in values.items():
+        hint = hints[key]
+        if dataclasses.is_dataclass(hint):
+            if not isinstance(value, Mapping):
+                names = ", ".join(get_type_hints(hint))
+                raise BadConfig(f"{path}{key}: is a group of settings, set one of them: {names}")
+            built[key] = _build(hint, value, f"{path}{key}.")
+        else:
+            built[key] = _coerce(value, hint, f"{path}{key}")
+    return kind(**built)
+
+
+def _coerce(value: Any, hint: Any, key: str) -> Any:
+    """Read one value as its declared type; text from the command line counts as what it spells."""
+    if get_origin(hint) is Literal:
+        if value in get_args(hint):
+            return value
+        raise BadConfig(f"{key}={value}: expected one of {', '.join(get_args(hint))}")
+    if hint is bool:
+        words = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+        if isinstance(value, bool) or str(value).lower() in words:
+            return value if isinstance(value, bool) else words[str(value).lower()]
+        raise BadConfig(f"{key}={value}: expected true or false")
+    if hint is str:
+        if isinstance(value, str) and value:
+            return value
+        raise BadConfig(f"{key}={value!r}: expected text")
+    try:
+        if isinstance(value, bool) or (hint is int and isinstance(value, float) and value != int(value)):
+            raise ValueError
+        number = hint(value)
+        if not math.isfinite(number):
+            raise ValueError
+    except (TypeError, ValueError, OverflowError):
+        kind = "a whole number" if hint is int else "a number"
+        raise BadConfig(f"{key}={value}: expected {kind}") from None
+    return number
+
+
+def _check_ranges(config: Config) -> None:
+    """Refuse values that no run can use, by key."""
+    at_least = {
+        "input.size": 16,
+        "train.epochs": 1,
+        "train.batch_size": 2,
+        "train.workers": -1,
+        "train.weight_decay": 0,
+        "train.backbone_lr_scale": 0,
+        "cigcn.width": 1,
+        "max_entropy.beta": 0,
+        "seed": 0,
+    }
+    between = {"loss.alpha": (0, 1), "threshold": (0, 1), "train.pct_start": (0, 1)}
+    values = config.flat()
+    for key, low in at_least.items():
+        if not values[key] >= low:
+            raise BadConfig(f"{key}={values[key]}: expected {low} or more")
+    for key, (low, high) in between.items():
+        if not low <= values[key] <= high:
+            raise BadConfig(f"{key}={values[key]}: expected a number between {low} and {high}")
+    for key in ("train.lr", "train.lr_base"):
+        if not values[key] > 0:
+            raise BadConfig(f"{key}={values[key]}: expected a positive number")
+    if config.backbone.output_stride not in (8, 16, 32):
+        raise BadConfig(f"backbone.output_stride={config.backbone.output_stride}: expected 8, 16 or 32")

@@ -1,0 +1,116 @@
+"""Task views: what one task may see of a data set.
+
+The train view of task t holds the images with at least one class of task t, and of their labels only those of task t.
+The test view holds the images with at least one class seen so far, with all seen labels. A view points into the image
+shards and carries their place, so that whoever reads a view never needs the data set's label table.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from csc.data.dataset import Dataset
+from csc.errors import BadData
+from csc.scenario import Task
+from csc.storage import atomic_file
+
+__all__ = ["View", "read_view", "test_view", "train_view", "write_view"]
+
+_METADATA_KEY = b"csc"
+
+
+@dataclass(frozen=True)
+class View:
+    """Rows of images with the labels a task may see, as indices into `classes`."""
+
+    table: pa.Table  # image_id, shard, row, labels: list<int16>
+    classes: tuple[str, ...]
+    images: Path
+    fingerprint: str
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    def targets(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Multi-hot labels, one row per image."""
+        labels = self.table["labels"].combine_chunks()
+        dense = np.zeros((len(self), len(self.classes)), dtype=bool)
+        dense[pc.list_parent_indices(labels).to_numpy(), labels.flatten().to_numpy()] = True
+        return dense
+
+
+def train_view(dataset: Dataset, task: Task, *, labels: str = "task") -> View:
+    """The training images of a task.
+
+    Args:
+        dataset: where the labels come from.
+        task: which increment.
+        labels: `task` shows the labels of the new classes only; `seen` shows those of all classes so far, which only
+            the upper bound may ask for.
+    """
+    shown = task.new if labels == "task" else task.seen
+    view = _view(dataset, "train", member=shown, shown=shown, seen=task.seen)
+    if len(view) == 0:
+        raise BadData(
+            f"{dataset.path}: no training image for task {task.index}; none has one of its classes {', '.join(shown)}"
+        )
+    return view
+
+
+def test_view(dataset: Dataset, task: Task) -> View:
+    """The test images of a task: those with any class seen so far, with all seen labels."""
+    view = _view(dataset, "test", member=task.seen, shown=task.seen, seen=task.seen)
+    if len(view) == 0:
+        raise BadData(f"{dataset.path}: no test image for task {task.index}; none has a class seen so far")
+    return view
+
+
+def _view(dataset: Dataset, split: str, member: Sequence[str], shown: Sequence[str], seen: Sequence[str]) -> View:
+    table = dataset.labels()
+    table = table.filter(pc.equal(table["split"], split))
+    rows, values = _pairs(table["labels"], shown)
+    is_member = np.zeros(table.num_rows, dtype=bool)
+    is_member[_pairs(table["labels"], member)[0]] = True
+    if dataset.difficult_is_member:
+        is_member[_pairs(table["difficult"], member)[0]] = True
+    index_of = {name: index for index, name in enumerate(seen)}
+    kept = is_member[rows]
+    indices = np.array([index_of[name] for name in shown], dtype=np.int16)[values[kept]]
+    counts = np.bincount(rows[kept], minlength=table.num_rows)[is_member]
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    chosen = table.filter(pa.array(is_member)).select(["image_id", "shard", "row"])
+    labels = pa.ListArray.from_arrays(pa.array(offsets), pa.array(indices))
+    return View(chosen.append_column("labels", labels), tuple(seen), dataset.images, dataset.fingerprint)
+
+
+def _pairs(column: pa.ChunkedArray, classes: Sequence[str]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """(row, index into `classes`) of every label in `column` that is one of `classes`."""
+    lists = column.combine_chunks()
+    index = pc.index_in(lists.flatten(), value_set=pa.array(list(classes), pa.string()))
+    known = pc.is_valid(index).to_numpy(zero_copy_only=False)
+    rows = pc.list_parent_indices(lists).to_numpy()
+    return rows[known], index.drop_null().to_numpy()
+
+
+def write_view(view: View, path: Path) -> None:
+    """Write a view as Parquet; classes, image place and data fingerprint go into the file's metadata."""
+    facts = {"classes": view.classes, "images": str(view.images), "fingerprint": view.fingerprint}
+    with atomic_file(path) as aside:
+        pq.write_table(view.table.replace_schema_metadata({_METADATA_KEY: json.dumps(facts)}), aside)
+
+
+def read_view(path: str | Path) -> View:
+    """Read a view back."""
+    try:
+        table = pq.read_table(path)
+        facts = json.loads(table.schema.metadata[_METADATA_KEY])
+        return View(table, tuple(facts["classes"]), Path(facts["images"]), facts["fingerprint"])
+    except (OSError, pa.ArrowInvalid, KeyError, TypeError, ValueError) as error:
+        raise BadData(f"{path}: not a task view ({error}); build it again with the build_dataset step") from None

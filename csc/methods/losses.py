@@ -1,0 +1,40 @@
+"""Loss functions on multi-label logits, as pure functions."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+__all__ = ["asymmetric_loss", "binary_cross_entropy", "max_entropy"]
+
+
+def binary_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean over images and classes of -[y log p + (1-y) log(1-p)]; targets may be soft."""
+    return binary_cross_entropy_with_logits(logits, targets)
+
+
+def asymmetric_loss(
+    logits: Tensor, targets: Tensor, gamma_pos: float = 0.0, gamma_neg: float = 4.0, clip: float = 0.05
+) -> Tensor:
+    """Sum over images and classes of -[y (1-p)^γ₊ log p + (1-y) p_m^γ₋ log(1-p_m)], with p_m = max(p - clip, 0).
+
+    The focusing weights carry no gradient.
+    """
+    p = logits.sigmoid()
+    negative = (1 - p + clip).clamp(max=1)  # 1 - p_m
+    likelihood = targets * p.clamp(min=1e-8).log() + (1 - targets) * negative.clamp(min=1e-8).log()
+    with torch.no_grad():
+        certainty = targets * p + (1 - targets) * negative
+        weight = (1 - certainty) ** (gamma_pos * targets + gamma_neg * (1 - targets))
+    return -(likelihood * weight).sum()
+
+
+def max_entropy(logits: Tensor, form: str = "one_sided", reduction: str = "sum") -> Tensor:
+    """H: mean over images of the sum (or mean) over classes of -p ln p, or of the two-sided binary entropy.
+
+    The paper's one-sided form is largest at p = 1/e: it lowers confident predictions and lifts tiny ones.
+    """
+    p = logits.sigmoid()
+    entropy = -p * (p + 1e-5).log()
+    if form == "binary":
+        entropy = entropy - (1 - p) * (1 - p + 1e-5).log()
+    return (entropy.sum(dim=1) if reduction == "sum" else entropy.mean(dim=1)).mean()

@@ -1,0 +1,32 @@
+"""LwF: Learning without Forgetting, the baseline that CSC builds on."""
+
+from torch import Tensor
+
+from csc.methods import register
+from csc.methods.base import Method, Step
+from csc.methods.losses import binary_cross_entropy
+
+__all__ = ["LwF"]
+
+
+@register
+class LwF(Method):
+    """L = α CE(new) + (1-α) KD(old): new classes from labels, old ones from the prior model.
+
+    KD is the binary cross-entropy to σ(z of the prior): its soft outputs are the pseudo-labels. The base task is CE
+    alone. `old_label_policy` swaps KD for no loss (`masked`) or for zeros as negatives (`negative`).
+    """
+
+    name = "lwf"
+    needs_prior = True
+
+    def terms(self, step: Step) -> dict[str, Tensor]:
+        """CE and KD of one batch."""
+        policy, alpha = self.config.old_label_policy, self.config.loss.alpha
+        if policy == "negative":
+            return {"ce": self.classify(step.logits, step.targets)}
+        ce = self.classify(step.logits[:, step.old :], step.targets[:, step.old :])
+        if policy == "masked" or step.prior_logits is None:
+            return {"ce": ce}
+        kd = binary_cross_entropy(step.logits[:, : step.old], step.prior_logits.sigmoid())
+        return {"ce": alpha * ce, "kd": (1 - alpha) * kd}

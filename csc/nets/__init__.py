@@ -1,0 +1,1 @@
+"""Networks: a timm backbone, a head that grows with the classes, and the two together."""

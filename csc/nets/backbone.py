@@ -1,0 +1,154 @@
+"""The feature extractor: any timm model by name, with weights whose origin is always recorded."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from csc.config import Backbone as BackboneConfig
+from csc.errors import BadConfig, BadModel
+from csc.storage import sha256_file
+
+__all__ = ["Backbone", "Initialisation", "build_backbone", "initialise"]
+
+COCO_CLASSES = 80
+LEAKY_NAMES = ("ms_coco", "mscoco", "coco_tresnet", "tresnet_m_224_21k")
+
+
+@dataclass(frozen=True)
+class Initialisation:
+    """Where the first weights of a run came from; stated beside every result."""
+
+    kind: str  # scratch, hub, file
+    source: str
+    sha256: str
+    leaky: bool = False
+
+    def __str__(self) -> str:
+        digest = f", sha256 {self.sha256[:12]}" if self.sha256 else ""
+        leak = ", COCO LABELS LEAKED" if self.leaky else ""
+        return self.kind if self.kind == "scratch" else f"{self.kind} {self.source}{digest}{leak}"
+
+
+class Backbone(nn.Module):
+    """A timm model that maps normalised images to its last feature map (B, channels, h, w)."""
+
+    def __init__(self, net: Any) -> None:
+        super().__init__()
+        self.net = net
+        self.channels = int(net.num_features)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Feature maps; token sequences and channel-last maps are brought to the same layout."""
+        maps: Tensor = self.net.forward_features(images)
+        if maps.ndim == 3:  # (B, tokens, C): a transformer; class and register tokens have no place
+            maps = maps[:, getattr(self.net, "num_prefix_tokens", 0) :]
+            side = round(maps.shape[1] ** 0.5)
+            return maps.transpose(1, 2).reshape(len(maps), self.channels, side, -1)
+        if maps.shape[1] != self.channels and maps.shape[-1] == self.channels:
+            return maps.permute(0, 3, 1, 2)
+        return maps
+
+
+def build_backbone(config: BackboneConfig, *, pretrained: bool = False) -> Backbone:
+    """Make a timm model without its classifier, with random weights or those of timm's hub."""
+    import timm
+
+    options = {} if config.output_stride == 32 else {"output_stride": config.output_stride}
+    try:
+        net = timm.create_model(config.name, pretrained=pretrained, num_classes=0, global_pool="", **options)
+    except (RuntimeError, TypeError, AssertionError, NotImplementedError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise BadConfig(
+            f"backbone.name={config.name}: timm cannot build it with {options or 'its defaults'} ({reason})"
+        ) from None
+    return Backbone(net)
+
+
+def normalisation(backbone: Backbone) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of the inputs that the weights expect."""
+    config = backbone.net.pretrained_cfg
+    return tuple(config["mean"]), tuple(config["std"])
+
+
+def initialise(config: BackboneConfig, init: str, *, allow_leaky: bool) -> tuple[Backbone, Initialisation]:
+    """Make the backbone of a base task.
+
+    Args:
+        config: which model.
+        init: `scratch`, `hub` (timm's weights for the name) or the path of a safetensors file.
+        allow_leaky: accept weights that were fine-tuned on COCO labels; they are marked in every result.
+    """
+    if init == "scratch":
+        return build_backbone(config), Initialisation("scratch", "random", "")
+    if init == "hub":
+        backbone = _from_hub(config)
+        return backbone, Initialisation("hub", config.name, _digest(backbone))
+    path = Path(init).expanduser()
+    backbone = build_backbone(config)
+    leaky = _load_file(backbone, path, allow_leaky)
+    return backbone, Initialisation("file", path.name, sha256_file(path), leaky)
+
+
+def _from_hub(config: BackboneConfig) -> Backbone:
+    try:
+        return build_backbone(config, pretrained=True)
+    except BadConfig:
+        raise
+    except Exception as error:  # the hub client raises many kinds
+        raise BadModel(
+            f"init=hub: the weights of {config.name} could not be fetched ({type(error).__name__}); "
+            "on a machine without internet set init=/path/to/weights.safetensors"
+        ) from None
+
+
+def _load_file(backbone: Backbone, path: Path, allow_leaky: bool) -> bool:
+    """Copy weights from a safetensors file; return whether they have seen COCO labels."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    if path.suffix != ".safetensors":
+        raise BadModel(
+            f"init={path}: expected a .safetensors file (pickled weights are never loaded), 'hub' or 'scratch'"
+        )
+    if not path.is_file():
+        raise BadModel(f"init={path}: no such file")
+    try:
+        weights = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise BadModel(f"init={path}: not readable as safetensors ({error})") from None
+    leaky = _is_leaky(path, weights)
+    if leaky and not allow_leaky:
+        raise BadModel(
+            f"init={path}: these weights were fine-tuned on the labels of MS-COCO, so results would leak; "
+            "use ImageNet weights, or set allow_leaky_init=true to have every result marked"
+        )
+    own = backbone.net.state_dict()
+    missing = [name for name in own if name not in weights]
+    wrong = [name for name in own if name in weights and own[name].shape != weights[name].shape]
+    if missing or wrong:
+        name = (missing or wrong)[0]
+        raise BadModel(
+            f"init={path}: not weights of this backbone; '{name}' is {'missing' if missing else 'of another shape'}"
+        )
+    backbone.net.load_state_dict({name: weights[name] for name in own})
+    return leaky
+
+
+def _is_leaky(path: Path, weights: dict[str, Tensor]) -> bool:
+    """Whether this is the COCO-tuned checkpoint that public code passes off as ImageNet-21k: by name or 80-way head."""
+    heads = [w for name, w in weights.items() if name.startswith(("head.", "fc.", "classifier.", "last_linear."))]
+    return any(word in path.name.lower() for word in LEAKY_NAMES) or any(
+        w.shape[0] == COCO_CLASSES for w in heads if w.ndim
+    )
+
+
+def _digest(module: nn.Module) -> str:
+    """SHA-256 over the names and bytes of all weights."""
+    digest = hashlib.sha256()
+    for name, value in sorted(module.state_dict().items()):
+        digest.update(name.encode() + value.contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

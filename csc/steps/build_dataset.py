@@ -1,0 +1,32 @@
+"""build_dataset: the partial-label training view and the test view of a task."""
+
+from pathlib import Path
+
+from csc.config import resolve
+from csc.data.dataset import Dataset
+from csc.data.partial import test_view, train_view, write_view
+from csc.scenario import Scenario
+from csc.steps.ingest import Origin
+from csc.steps.split_labels import read_split
+
+__all__ = ["build_dataset"]
+
+
+def build_dataset(origin: str, split: str, config: str, train_out: str, test_out: str) -> None:
+    """Write `train.parquet` and `test.parquet` of one task.
+
+    Args:
+        origin: of the data, from `ingest`.
+        split: `split.json`.
+        config: settings as JSON; `labels` says what the training view shows.
+        train_out: file to write.
+        test_out: file to write.
+    """
+    scenario, task = read_split(split)
+    settings = resolve(Scenario.parse(scenario).dataset, config)
+    dataset = Dataset.open(Origin.from_json(origin).data)
+    train = train_view(dataset, task, labels=settings.labels)
+    test = test_view(dataset, task)
+    write_view(train, Path(train_out))
+    write_view(test, Path(test_out))
+    print(f"task {task.index}/{task.total}: {len(train):,} training images, {len(test):,} test images")

@@ -1,0 +1,54 @@
+"""ingest: make sure that the data set is there, and say exactly which one it is."""
+
+import json
+from dataclasses import asdict, dataclass
+
+from csc.data.dataset import Dataset
+from csc.errors import BadData
+from csc.scenario import Scenario
+from csc.storage import local_path
+from csc.version import code_version
+
+__all__ = ["Origin", "ingest"]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What everything after this step is made from: the data, by place and content, and the code.
+
+    It travels as a parameter, so that the pipeline's cache never serves results of other data or other code.
+    """
+
+    data: str
+    fingerprint: str
+    code: str
+
+    @classmethod
+    def from_json(cls, text: str) -> "Origin":
+        """Read back what `to_json` wrote."""
+        return cls(**json.loads(text))
+
+    def to_json(self) -> str:
+        """The origin as a pipeline parameter."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+
+def ingest(scenario: str, data: str) -> Origin:
+    """Open the data set of a scenario; the embedded digits are made on the spot if they are not there yet.
+
+    Args:
+        scenario: name, for instance `voc-b0c4`.
+        data: folder that holds, or for digits will hold, the data set.
+    """
+    wanted = Scenario.parse(scenario)
+    if wanted.dataset == "digits":
+        from csc.data.digits import ingest_digits
+
+        dataset = ingest_digits(data)
+    else:
+        dataset = Dataset.open(data)
+    if dataset.name != wanted.dataset:
+        raise BadData(f"{data}: holds the data set '{dataset.name}', scenario '{scenario}' asks for '{wanted.dataset}'")
+    counts = " · ".join(f"{split} {count['images']:,}" for split, count in dataset.splits.items())
+    print(f"{wanted.announcement(len(dataset.classes))} · images: {counts} · fingerprint {dataset.fingerprint[:12]}")
+    return Origin(str(local_path(data).absolute()), dataset.fingerprint, code_version())

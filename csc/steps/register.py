@@ -1,0 +1,76 @@
+"""register: make the model of a task a version in the registry, and hand its address to the next task."""
+
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from csc.errors import BadModel
+from csc.model import ModelCard, fingerprint, read_card
+from csc.report.run import Run, TaskResult
+from csc.storage import read_json, write_json
+from csc.tracking import Registered, Tracker, package_model
+
+__all__ = ["RegisteredTask", "read_registered", "register"]
+
+TRACKED = ("mAP", "CF1", "OF1", "CP", "CR", "OP", "OR", "FPR", "H", "ECE", "forgetting")
+
+
+@dataclass(frozen=True)
+class RegisteredTask:
+    """`registered.json`: the model version of a task, and the results of the run up to it."""
+
+    model: Registered
+    run: Run
+
+
+def read_registered(path: str) -> RegisteredTask:
+    """Read `registered.json`."""
+    content = read_json(Path(path))
+    try:
+        return RegisteredTask(Registered(**content["model"]), Run.from_json(content["run"]))
+    except (KeyError, TypeError) as error:
+        raise BadModel(f"{path}: not the record of a registered task ({error})") from None
+
+
+def register(model: str, metrics: str, test_view: str, out: str, prior: str = "") -> None:
+    """Register a model with its metrics and write `registered.json`.
+
+    Args:
+        model: model folder.
+        metrics: `metrics.json` of the task.
+        test_view: `test.parquet`, noted as the data the metrics are of.
+        out: file to write.
+        prior: `registered.json` of the task before, whose results are carried on.
+    """
+    folder = Path(model)
+    card, numbers = read_card(folder), read_json(Path(metrics))
+    tracker = Tracker(card)
+    tracked = {name: float(numbers[name]) for name in TRACKED}
+    per_class = {f"AP/{name}": float(value) for name, value in numbers["AP"].items()}
+    mark = fingerprint(folder)
+    with tempfile.TemporaryDirectory(prefix="csc-package-") as aside:
+        package = Path(aside) / "package"
+        package_model(folder, package)
+        registered = tracker.register(package, mark, tracked)
+    tracker.log_dataset(test_view, "test", int(numbers["images"]))
+    tracker.log_metrics(tracker.child, per_class, card.task)
+    tracker.log_metrics(tracker.parent, tracked, card.task)
+    tracker.finish(tracker.child)
+    run = _carried_on(card, read_json(folder / "training.json"), numbers, prior)
+    write_json(Path(out), {"model": asdict(registered), "run": run.to_json()})
+    print(f"task {card.task}/{card.tasks}: {registered.uri} (alias task-{card.task:02d})")
+
+
+def _carried_on(card: ModelCard, training: dict[str, Any], numbers: dict[str, Any], prior: str) -> Run:
+    """The run so far with this task's result at its end."""
+    result = TaskResult(card.task, card.new, card.classes, numbers, int(training["images"]), float(training["seconds"]))
+    return Run(
+        scenario=card.scenario,
+        method=card.method,
+        seed=int(card.config["seed"]),
+        initialisation=str(card.initialisation["text"]),
+        data_fingerprint=card.data_fingerprint,
+        code_version=card.code_version,
+        tasks=(*(read_registered(prior).run.tasks if prior else ()), result),
+    )

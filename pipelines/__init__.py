@@ -1,0 +1,1 @@
+"""Kubeflow pipelines, and the commands that compile and run them."""

@@ -1,0 +1,123 @@
+"""The commands of `csc` that need kfp: run and compile."""
+
+import contextlib
+import fcntl
+import shutil
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from pathlib import Path
+
+from csc.cli import use_workdir
+from csc.command import Command
+from csc.config import parse_overrides, resolve
+from csc.data.dataset import Dataset
+from csc.errors import BadData, BadScenario
+from csc.scenario import CLASS_COUNTS, Scenario
+from csc.storage import local_path
+from csc.tracking import model_name
+
+__all__ = ["COMPILE", "RUN"]
+
+
+def _scenario_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("scenario", help="<data set>-b<base classes>c<classes per task>, for instance digits-b0c2")
+    parser.add_argument("--data", metavar="PATH", help="data set made by 'csc ingest' (digits make themselves)")
+
+
+def _class_count(scenario: Scenario, data: str | None) -> int:
+    """How many classes the tasks are cut from: those of the data set if it is at hand, else the benchmark's."""
+    if data is not None and (local_path(data) / "dataset.json").is_file():
+        return len(Dataset.open(data).classes)
+    if scenario.dataset in CLASS_COUNTS:
+        return CLASS_COUNTS[scenario.dataset]
+    raise BadScenario(
+        f"scenario '{scenario.name}': how many classes '{scenario.dataset}' has is not known; give --data PATH"
+    )
+
+
+def _compile_arguments(parser: ArgumentParser) -> None:
+    _scenario_arguments(parser)
+    parser.add_argument("-o", "--output", metavar="FILE", required=True, help="YAML file to write")
+
+
+def _compile(arguments: Namespace) -> int:
+    scenario = Scenario.parse(arguments.scenario)
+    classes = _class_count(scenario, arguments.data)
+    if not arguments.output.endswith((".yaml", ".yml")):
+        raise BadData(f"-o {arguments.output}: expected a file name that ends in .yaml")
+    print(scenario.announcement(classes))
+    from csc.pipelines.scenario import compile_pipeline
+
+    compile_pipeline(scenario, classes, Path(arguments.output))
+    print(f"wrote {arguments.output}")
+    return 0
+
+
+def _run_arguments(parser: ArgumentParser) -> None:
+    _scenario_arguments(parser)
+    parser.add_argument("--method", help="learning method (default: csc; 'csc methods' lists them)")
+    parser.add_argument("--seed", type=int, help="of all random choices (default: 0)")
+    parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], dest="overrides", help="a setting")
+    parser.add_argument("--workdir", default="work", metavar="DIR", help="folder of runs and results (default: work)")
+    parser.add_argument("--verbose", action="store_true", help="show all output of the steps")
+
+
+def _run(arguments: Namespace) -> int:
+    scenario = Scenario.parse(arguments.scenario)
+    overrides = parse_overrides(arguments.overrides)
+    if arguments.method is not None:
+        overrides["method"] = arguments.method
+    if arguments.seed is not None:
+        overrides["seed"] = arguments.seed
+    config = resolve(scenario.dataset, overrides)
+    workdir = use_workdir(arguments.workdir)
+    if arguments.data is None and scenario.dataset != "digits":
+        raise BadData(
+            f"csc run {scenario.name}: --data is missing; make a data set with 'csc ingest' and name its folder"
+        )
+    data = str(local_path(arguments.data or workdir / "data" / "digits").absolute())
+    classes = _class_count(scenario, data)
+    scenario.sizes(classes)  # nonsense is refused before anything is written
+    from csc.pipelines.local import run_compiled
+    from csc.pipelines.scenario import compile_pipeline, pipeline_name
+
+    with _alone(workdir):
+        package = workdir / f"{pipeline_name(scenario)}.yaml"
+        compile_pipeline(scenario, classes, package)
+        checkpoints = workdir / "checkpoints"
+        run = run_compiled(
+            package,
+            {"data": data, "config": config.to_json(), "checkpoints": str(checkpoints)},
+            workdir,
+            verbose=arguments.verbose,
+        )
+        shutil.rmtree(checkpoints, ignore_errors=True)  # all tasks are registered, nothing is left to take up
+    page = workdir / f"{scenario.name}-{config.method}-seed{config.seed}.html"
+    shutil.copyfile(run.page, page)
+    print(f"\n{run.table}\n")
+    if run.reused:
+        print(f"reused from earlier runs: {len(run.reused)} of {len(run.reused) + len(run.seconds)} steps")
+    print(f"report    {page}")
+    print(f"model     models:/{model_name(scenario.name, config.method)}@final")
+    print(f"MLflow    csc ui --workdir {arguments.workdir}")
+    return 0
+
+
+@contextlib.contextmanager
+def _alone(workdir: Path) -> Iterator[None]:
+    """Let only one run at a time use a work folder."""
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        lock = (workdir / ".lock").open("w")
+    except OSError as error:
+        raise BadData(f"cannot write {workdir}: {error.strerror}; choose another --workdir") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise BadData(f"{workdir}: another run is using it; wait for it or choose another --workdir") from None
+        yield
+
+
+COMPILE = Command("compile the pipeline of a scenario for a Kubeflow cluster", _compile_arguments, _compile)
+RUN = Command("run a scenario on this machine through its compiled pipeline", _run_arguments, _run)

@@ -1,0 +1,171 @@
+"""Run a compiled pipeline on this machine with kfp.local, and tell a person what happens."""
+
+import contextlib
+import io
+import logging
+import os
+import re
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from kfp import components, local
+
+from csc.errors import CscError
+
+__all__ = ["LocalRun", "StepFailed", "run_compiled"]
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_KFP = re.compile(r"\d\d:\d\d:\d\d\.\d{3} - (?P<level>[A-Z]+) - (?P<message>.*)")
+_STARTED = re.compile(r"Executing task '(?P<name>[^']+)'")
+_ENDED = re.compile(r"Task '(?P<name>[^']+)' finished with status (?P<status>\w+)")
+_REUSED = re.compile(r"Task '?(?P<name>[^' ]+)'? cache hit")
+_OUR_ERROR = re.compile(r"\s*csc\.errors\.\w+: (?P<message>.*)")
+_NOISE = re.compile(r"\s*(\[KFP Executor .*|\d{4}/\d\d/\d\d .* INFO (mlflow|alembic).*|\s*)")
+_PER_TASK = ("split-labels", "build-dataset", "train", "evaluate", "register")
+
+
+class StepFailed(CscError):
+    """A step that ended in an error; the message is the step's own if it was bad input."""
+
+
+class Narrator(io.TextIOBase):
+    """Stands in for standard output while kfp runs: everything goes to a log, what matters to the person watching.
+
+    It counts how often each step was seen, so it can tell the task a step belongs to.
+    """
+
+    def __init__(self, out: TextIO, log: TextIO, *, verbose: bool) -> None:
+        self.out, self.log, self.verbose = out, log, verbose
+        self.seen: Counter[str] = Counter()
+        self.reused: list[str] = []
+        self.seconds: dict[str, float] = {}
+        self.error: str | None = None
+        self.tail: list[str] = []
+        self._pending = ""
+        self._started = time.monotonic()
+
+    def writable(self) -> bool:
+        """This is a place to write to."""
+        return True
+
+    def write(self, text: str) -> int:
+        """Take output piece by piece and pass it on line by line."""
+        *lines, self._pending = (self._pending + text).split("\n")
+        for line in lines:
+            self._line(_COLOUR.sub("", line))
+        return len(text)
+
+    def reuse(self, name: str) -> None:
+        """Note that a step's earlier outputs are used again."""
+        title = self._title(name)
+        self.reused.append(title)
+        self.say(f"{title:<24} reused")
+
+    def say(self, line: str) -> None:
+        """Print one line for the person watching."""
+        print(line, file=self.out, flush=True)
+
+    def _line(self, line: str) -> None:
+        self.log.write(line + "\n")
+        self.log.flush()
+        if self.verbose:
+            self.say(line)
+        if message := _KFP.match(line):
+            self._message(message["message"])
+            return
+        if error := _OUR_ERROR.match(line):
+            self.error = error["message"]
+        self.tail = [*self.tail[-30:], line]
+        if not self.verbose and line.startswith("    task ") and not self._traceback(line):
+            self.say("  " + line.strip())
+
+    def _traceback(self, line: str) -> bool:
+        return self.error is not None or bool(_NOISE.fullmatch(line))
+
+    def _message(self, message: str) -> None:
+        if started := _STARTED.search(message):
+            self.current = self._title(started["name"])
+            self._started = time.monotonic()
+            self.tail = []
+            self.say(self.current)
+        elif ended := _ENDED.search(message):
+            seconds = time.monotonic() - self._started
+            self.seconds[self.current] = seconds
+            if ended["status"] == "SUCCESS":
+                self.say(f"  done in {seconds:.1f} s")
+
+    def _title(self, name: str) -> str:
+        """`train` of the third task is "task 3 · train"."""
+        step = re.sub(r"-\d+$", "", name)
+        self.seen[step] += 1
+        return f"task {self.seen[step]} · {step}" if step in _PER_TASK else step
+
+
+class _CacheHits(logging.Handler):
+    """Hears of reused steps: kfp logs them, but shows them to nobody."""
+
+    def __init__(self, narrator: Narrator) -> None:
+        super().__init__(logging.INFO)
+        self.narrator = narrator
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if hit := _REUSED.search(_COLOUR.sub("", record.getMessage())):
+            self.narrator.reuse(hit["name"])
+
+
+@contextlib.contextmanager
+def _heard(narrator: Narrator) -> Iterator[None]:
+    """Route kfp's output and its cache messages through the narrator."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    root.handlers, root.level = [_CacheHits(narrator)], logging.INFO
+    try:
+        with contextlib.redirect_stdout(narrator), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # settings that only a cluster can honour
+            yield
+    finally:
+        root.handlers, root.level = handlers, level
+
+
+@dataclass(frozen=True)
+class LocalRun:
+    """A finished run: its results, what was reused, and the seconds each executed step took."""
+
+    table: str
+    page: Path
+    reused: tuple[str, ...]
+    seconds: dict[str, float]
+
+
+def run_compiled(package: Path, arguments: Mapping[str, str], workdir: Path, *, verbose: bool = False) -> LocalRun:
+    """Execute a compiled pipeline file; finished steps of earlier tries are reused.
+
+    Args:
+        package: YAML made by `compile_pipeline`.
+        arguments: run-time arguments of the pipeline.
+        workdir: folder of outputs, cache and logs.
+        verbose: show all output, not only what matters.
+    """
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")  # the steps inherit it, and their lines come as they are printed
+    local.init(local.SubprocessRunner(use_venv=False), pipeline_root=str(workdir / "pipeline"), enable_caching=True)
+    pipeline = components.load_component_from_file(str(package))
+    log = workdir / "logs" / f"{package.stem}-{time.strftime('%Y%m%d-%H%M%S')}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w", encoding="utf-8") as file:
+        narrator = Narrator(sys.stdout, file, verbose=verbose)
+        try:
+            with _heard(narrator):
+                outputs = pipeline(**arguments).outputs
+        except RuntimeError as error:
+            if narrator.error is not None:
+                raise StepFailed(narrator.error) from None
+            shown = "\n".join(narrator.tail)
+            raise RuntimeError(f"{shown}\n{_COLOUR.sub('', str(error))}; the whole log is {log}") from None
+    page = Path(outputs["page"].path)
+    return LocalRun(outputs["table"], page, tuple(narrator.reused), narrator.seconds)

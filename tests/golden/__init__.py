@@ -1,0 +1,1 @@
+"""Compiled pipelines as they were last reviewed."""

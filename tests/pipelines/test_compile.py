@@ -1,0 +1,116 @@
+"""Every scenario compiles, to what the cluster's own schema accepts, within its size limits."""
+
+from itertools import pairwise
+
+import pytest
+import yaml
+from google.protobuf import json_format
+from kfp.kubernetes import kubernetes_executor_config_pb2
+from kfp.pipeline_spec import pipeline_spec_pb2
+
+from csc.components.readme import NAMES, readmes
+from csc.pipelines.scenario import compile_pipeline
+from csc.scenario import CLASS_COUNTS, PAPER_SCENARIOS, Scenario
+from tests.golden.write import GOLDEN, golden_path
+
+STEPS_PER_TASK = 5
+SIZE_BUDGET = 512 << 10  # bytes; the cluster's hard limits begin at three times this
+TASK_BUDGET = 100  # container tasks
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """Compile a scenario once; return the file and its YAML documents."""
+    folder, known = tmp_path_factory.mktemp("compiled"), {}
+
+    def compile_once(name):
+        if name not in known:
+            scenario = Scenario.parse(name)
+            path = folder / f"{name}.yaml"
+            compile_pipeline(scenario, CLASS_COUNTS[scenario.dataset], path)
+            known[name] = path, list(yaml.safe_load_all(path.read_text()))
+        return known[name]
+
+    return compile_once
+
+
+ALL = ("digits-b0c2", *PAPER_SCENARIOS, "voc-b0c20", "digits-b0c3")
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_compiled_form_is_the_reviewed_one(compiled, name):
+    path, _ = compiled(name)
+    assert path.read_text() == golden_path(name).read_text(), "compiled form changed: review it, then 'make golden'"
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_both_documents_parse_strictly_against_the_clusters_schema(compiled, name):
+    _, documents = compiled(name)
+    spec = json_format.ParseDict(documents[0], pipeline_spec_pb2.PipelineSpec())
+    deployment = pipeline_spec_pb2.PipelineDeploymentConfig()
+    json_format.ParseDict(json_format.MessageToDict(spec.deployment_spec), deployment)
+    assert deployment.executors
+    platform = json_format.ParseDict(documents[1], pipeline_spec_pb2.PlatformSpec())
+    settings = json_format.MessageToDict(platform.platforms["kubernetes"].deployment_spec)["executors"]
+    for executor in settings.values():
+        json_format.ParseDict(executor, kubernetes_executor_config_pb2.KubernetesExecutorConfig())
+    with pytest.raises(json_format.ParseError):  # the parse is strict
+        json_format.ParseDict({**documents[0], "surprise": 1}, pipeline_spec_pb2.PipelineSpec())
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_size_and_number_of_tasks_stay_within_budget(compiled, name):
+    path, documents = compiled(name)
+    scenario = Scenario.parse(name)
+    tasks = len(scenario.sizes(CLASS_COUNTS[scenario.dataset]))
+    executors = documents[0]["deploymentSpec"]["executors"]
+    assert len(executors) == tasks * STEPS_PER_TASK + 2
+    assert len(executors) <= TASK_BUDGET
+    assert path.stat().st_size <= SIZE_BUDGET
+
+
+def test_train_and_evaluate_ask_for_gpus_and_shared_memory(compiled):
+    _, (spec, platform) = compiled("voc-b0c4")
+    settings = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+    for name, executor in spec["deploymentSpec"]["executors"].items():
+        heavy = name.startswith(("exec-train", "exec-evaluate"))
+        assert ("accelerator" in executor["container"].get("resources", {})) == heavy
+        assert (name in settings) == heavy
+        if heavy:
+            assert settings[name]["emptyDirMounts"][0]["mountPath"] == "/dev/shm"
+
+
+@pytest.mark.parametrize("name", ["voc-b4c2"])
+def test_each_task_starts_from_the_registered_model_of_the_one_before(compiled, name):
+    _, documents = compiled(name)
+    tasks = documents[0]["root"]["dag"]["tasks"]
+    chain = [task for task in tasks if task.startswith("incremental-task")]
+    assert len(chain) == 8
+    order = ["base-task", "incremental-task", *(f"incremental-task-{number}" for number in range(2, 9))]
+    for before, task in pairwise(order):
+        source = tasks[task]["inputs"]["artifacts"]["prior"]["taskOutputArtifact"]
+        assert source["producerTask"] == before
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_no_machine_path_and_no_package_install_is_in_the_pipeline(compiled, name):
+    path, _ = compiled(name)
+    text = path.read_text()
+    assert "pip install" not in text
+    assert "/home/" not in text
+    assert "/root/" not in text
+    assert str(path.parent) not in text
+
+
+def test_ingest_always_looks_at_the_data_and_everything_else_may_be_reused(compiled):
+    _, documents = compiled("digits-b0c2")
+    spec = documents[0]
+    assert not spec["root"]["dag"]["tasks"]["ingest"]["cachingOptions"].get("enableCache")
+    for component in spec["components"].values():
+        for task in component.get("dag", {}).get("tasks", {}).values():
+            assert task["cachingOptions"]["enableCache"]
+
+
+@pytest.mark.parametrize(("path", "content"), list(readmes()), ids=NAMES)
+def test_component_readme_says_what_the_component_is(path, content):
+    assert path.read_text() == content, "component changed: 'make golden' writes its README"

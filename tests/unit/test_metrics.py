@@ -1,0 +1,265 @@
+import json
+import math
+import warnings
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import average_precision_score, precision_recall_fscore_support
+
+from csc import metrics
+from csc.errors import BadData
+
+SHAPES = [(1, 1), (7, 3), (64, 20), (501, 80)]
+THRESHOLDS = [0.0, 0.5, 0.8, 1.0]
+
+
+def random_case(images, classes, seed, positive_rate=0.2):
+    """Scores without ties, and labels that leave some classes without positives in the small shapes."""
+    generator = np.random.default_rng(seed)
+    return generator.random((images, classes)), generator.random((images, classes)) < positive_rate
+
+
+def names(count):
+    return [f"class {index}" for index in range(count)]
+
+
+# ---- against scikit-learn
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("seed", range(4))
+def test_average_precision_equals_scikit_learn(shape, seed):
+    scores, targets = random_case(*shape, seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # scikit-learn warns of classes without positives, and gives them 0 too
+        expected = [average_precision_score(targets[:, c], scores[:, c]) for c in range(shape[1])]
+    np.testing.assert_allclose(metrics.average_precision(scores, targets), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("threshold", THRESHOLDS)
+@pytest.mark.parametrize("seed", range(2))
+def test_precision_recall_f1_equal_scikit_learn(shape, threshold, seed):
+    scores, targets = random_case(*shape, seed)
+    predicted = scores > threshold
+    ours = metrics.precision_recall_f1(scores, targets, threshold)
+    for average, (precision, recall, f1) in {
+        "macro": (ours.CP, ours.CR, ours.CF1),
+        "micro": (ours.OP, ours.OR, ours.OF1),
+    }.items():
+        # Twice side by side, which changes no mean: scikit-learn would read a single column as a binary problem.
+        wide_targets, wide_predicted = (np.hstack([part, part]) for part in (targets, predicted))
+        expected = precision_recall_fscore_support(wide_targets, wide_predicted, average=average, zero_division=0)
+        assert (precision, recall, f1) == pytest.approx(expected[:3], abs=1e-12)
+
+
+# ---- by hand
+
+
+def test_average_precision_breaks_ties_by_image_index():
+    scores = np.array([[0.5], [0.5], [0.5], [0.1]])
+    assert metrics.average_precision(scores, np.array([[True], [False], [False], [False]])) == pytest.approx([1.0])
+    assert metrics.average_precision(scores, np.array([[False], [False], [True], [False]])) == pytest.approx([1 / 3])
+
+
+def test_a_class_without_positives_has_no_average_precision_and_counts_in_the_mean():
+    scores = np.array([[0.9, 0.9], [0.1, 0.8]])
+    targets = np.array([[True, False], [False, False]])
+    assert metrics.average_precision(scores, targets).tolist() == [1.0, 0.0]
+    assert metrics.evaluate(scores, targets, ["a", "b"])["mAP"] == 50.0
+
+
+def test_thresholded_metrics_by_hand():
+    #                      a: TP 1, FP 1, FN 0      b: TP 1, FP 0, FN 1      c: nothing predicted, FN 1
+    scores = np.array([[0.9, 0.85, 0.1], [0.95, 0.3, 0.2], [0.1, 0.8, 0.3]])
+    targets = np.array([[True, True, False], [False, False, True], [False, True, False]])
+    expected = {
+        "CP": (1 / 2 + 1 + 0) / 3,
+        "CR": (1 + 1 / 2 + 0) / 3,
+        "CF1": (2 / 3 + 2 / 3 + 0) / 3,
+        "OP": 2 / 3,
+        "OR": 2 / 4,
+        "OF1": 2 * (2 / 3) * (1 / 2) / (2 / 3 + 1 / 2),
+    }
+    assert asdict(metrics.precision_recall_f1(scores, targets)) == pytest.approx(expected)
+
+
+def test_cf1_is_the_mean_of_f1_and_not_the_f1_of_the_means():
+    # a: P 1, R 1/2      b: P 1/2, R 1
+    ours = metrics.precision_recall_f1(np.array([[0.9, 0.9], [0.1, 0.9]]), np.array([[True, True], [True, False]]))
+    assert (ours.CP, ours.CR) == (3 / 4, 3 / 4)
+    assert round(ours.CF1, 12) == round(2 / 3, 12)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_score_equal_to_the_threshold_is_not_predicted(dtype):
+    scores = np.array([[0.8]], dtype=dtype)
+    assert metrics.precision_recall_f1(scores, np.array([[True]])).OR == 0.0
+    assert metrics.evaluate(scores, np.array([[False]]), ["a"])["FPR"] == 0.0
+
+
+def test_false_positive_rate_is_over_the_absent_labels():
+    scores = np.array([[0.9, 0.9, 0.1, 0.2], [0.9, 0.1, 0.1, 0.1]])
+    targets = np.array([[True, False, False, False], [True, False, False, True]])
+    assert metrics.false_positive_rate(scores, targets, 0.8) == pytest.approx(1 / 5)
+    assert metrics.false_positive_rate(scores, np.ones_like(targets), 0.8) == 0.0
+
+
+def test_entropy_sums_over_classes_and_averages_over_images():
+    peak = 1 / math.e
+    assert metrics.entropy(np.full((3, 20), peak)) == pytest.approx(20 / math.e, abs=2e-3)
+    assert metrics.entropy(np.array([[0.5, 0.5], [0.0, 0.0]])) == pytest.approx(0.5 * -math.log(0.5 + 1e-5))
+    assert metrics.entropy(np.array([[0.0, 1.0]])) == pytest.approx(0.0, abs=2e-5)
+
+
+def test_calibration_error_by_hand():
+    scores = np.array([[0.95, 0.05], [0.95, 0.05]])
+    right = np.array([[True, False], [True, False]])
+    assert metrics.expected_calibration_error(scores, right) == pytest.approx(0.05)
+    assert metrics.expected_calibration_error(scores, ~right) == pytest.approx(0.95)
+    half = np.array([[True, False], [False, False]])
+    assert metrics.expected_calibration_error(scores, half) == pytest.approx((0.45 + 0.05) / 2)
+
+
+def test_confidence_histogram_closes_the_last_bin():
+    positives, negatives = metrics.confidence_histogram(
+        np.array([[0.0, 0.1, 0.8, 1.0]]), np.array([[False, False, True, True]])
+    )
+    assert positives.tolist() == [0, 0, 0, 0, 0, 0, 0, 0, 1, 1]
+    assert negatives.tolist() == [1, 1, 0, 0, 0, 0, 0, 0, 0, 0]
+
+
+def test_forgetting_counts_only_classes_of_earlier_tasks():
+    assert metrics.forgetting({"a": 90.0, "b": 50.0}, {"a": 60.0, "b": 55.0, "c": 10.0}) == pytest.approx(12.5)
+    assert metrics.forgetting({}, {"a": 60.0}) == 0.0
+
+
+def test_best_average_precision_is_carried_from_task_to_task():
+    scores, targets = np.array([[0.9, 0.2], [0.8, 0.3]]), np.array([[False, False], [True, True]])
+    task = metrics.evaluate(scores, targets, ["a", "b"], best_ap={"a": 80.0})
+    assert task["AP"] == {"a": 50.0, "b": 100.0}
+    assert task["forgetting"] == 30.0
+    assert task["best_AP"] == {"a": 80.0, "b": 100.0}
+
+
+def test_summary_averages_over_all_tasks_and_takes_the_last():
+    history = [{"mAP": m, "CF1": m - 1, "OF1": m - 2, "forgetting": 100 - m} for m in (90.0, 80.0, 40.0)]
+    assert metrics.summary(history) == {
+        "avg_mAP": 70.0,
+        "last_mAP": 40.0,
+        "last_CF1": 39.0,
+        "last_OF1": 38.0,
+        "forgetting": 60.0,
+    }
+    with pytest.raises(BadData, match="at least one"):
+        metrics.summary([])
+
+
+# ---- properties
+
+cases = st.builds(
+    random_case,
+    images=st.integers(1, 30),
+    classes=st.integers(1, 6),
+    seed=st.integers(0, 2**32 - 1),
+    positive_rate=st.floats(0, 1),
+)
+
+
+def flat_numbers(value):
+    if isinstance(value, dict):
+        return [number for part in value.values() for number in flat_numbers(part)]
+    if isinstance(value, list):
+        return [number for part in value for number in flat_numbers(part)]
+    return [value]
+
+
+@given(case=cases, seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=50, deadline=None)
+def test_the_order_of_images_does_not_matter(case, seed):
+    scores, targets = case
+    order = np.random.default_rng(seed).permutation(len(scores))
+    one, other = (metrics.evaluate(s, t, names(s.shape[1])) for s, t in (case, (scores[order], targets[order])))
+    assert flat_numbers(one) == pytest.approx(flat_numbers(other), abs=1e-9)
+
+
+@given(case=cases)
+@settings(max_examples=50, deadline=None)
+def test_a_perfect_ranking_gives_100_and_confident_ones_every_label(case):
+    noise, targets = case
+    targets[0] = True
+    scores = 0.9 * targets + 0.1 * noise
+    perfect = metrics.evaluate(scores, targets, names(scores.shape[1]))
+    assert perfect["mAP"] == pytest.approx(100, abs=1e-9)
+    assert [perfect[name] for name in ("CF1", "OF1", "CP", "CR", "OP", "OR")] == pytest.approx([100] * 6)
+    assert perfect["FPR"] == 0
+
+
+@given(case=cases, power=st.floats(0.2, 3))
+@settings(max_examples=50, deadline=None)
+def test_average_precision_depends_only_on_the_ranking(case, power):
+    scores, targets = case
+    spread = np.linspace(0.01, 1, len(scores))[np.argsort(np.argsort(scores, axis=0), axis=0)]
+    np.testing.assert_allclose(
+        metrics.average_precision(spread**power, targets), metrics.average_precision(scores, targets), atol=1e-12
+    )
+
+
+@given(case=cases, threshold=st.floats(0, 1), constant=st.sampled_from([None, 0.0, 0.8, 1.0]))
+@settings(max_examples=80, deadline=None)
+def test_every_number_is_finite_plain_and_in_range(case, threshold, constant):
+    scores, targets = case
+    if constant is not None:
+        scores = np.full_like(scores, constant)
+    result = metrics.evaluate(scores.astype(np.float32), targets, names(scores.shape[1]), threshold)
+    assert json.loads(json.dumps(result, allow_nan=False)) == result
+    assert {type(number) for number in flat_numbers(result)} <= {int, float}
+    for name in ("mAP", "CF1", "OF1", "CP", "CR", "OP", "OR", "FPR", "ECE"):
+        assert 0 <= result[name] <= 100 + 1e-9
+    assert -1e-5 * scores.shape[1] <= result["H"] <= scores.shape[1] / math.e
+    confidence = result["confidence"]
+    assert sum(confidence["positives"]) == targets.sum()
+    assert sum(confidence["positives"]) + sum(confidence["negatives"]) == targets.size
+    assert len(confidence["edges"]) == len(confidence["positives"]) + 1
+    assert result["images"] == len(scores)
+
+
+@given(case=cases)
+@settings(max_examples=50, deadline=None)
+def test_inputs_are_left_untouched(case):
+    scores, targets = case
+    before = scores.copy(), targets.copy()
+    metrics.evaluate(scores, targets, names(scores.shape[1]))
+    assert np.array_equal(scores, before[0])
+    assert np.array_equal(targets, before[1])
+
+
+# ---- bad inputs
+
+GOOD = np.array([[0.1, 0.9], [0.2, 0.3]])
+LABELS = np.array([[False, True], [True, False]])
+
+
+@pytest.mark.parametrize(
+    ("scores", "targets", "classes", "best_ap", "message"),
+    [
+        (np.where(LABELS, np.nan, GOOD), LABELS, ["a", "b"], {}, r"2 scores .* nan \(row 0, class b\)"),
+        (np.where(LABELS, np.inf, GOOD), LABELS, ["a", "b"], {}, "inf"),
+        (GOOD - 0.5, LABELS, ["a", "b"], {}, "between 0 and 1"),
+        (GOOD, LABELS[:1], ["a", "b"], {}, "same shape"),
+        (GOOD[0], LABELS[0], ["a", "b"], {}, "same shape"),
+        (GOOD[:0], LABELS[:0], ["a", "b"], {}, "nothing to evaluate"),
+        (GOOD, LABELS, ["a"], {}, "2 columns"),
+        (GOOD, LABELS, ["a", "a"], {}, "different class names"),
+        (GOOD, LABELS.astype(np.int8), ["a", "b"], {}, "booleans"),
+        (GOOD, LABELS, ["a", "b"], {"c": 50.0}, "not evaluated: c"),
+        (GOOD, LABELS, ["a", "b"], {"a": math.nan}, "best AP of a"),
+    ],
+)
+def test_bad_inputs_are_refused_in_one_line(scores, targets, classes, best_ap, message):
+    with pytest.raises(BadData, match=message) as caught:
+        metrics.evaluate(scores, targets, classes, best_ap=best_ap)
+    assert "\n" not in str(caught.value)
