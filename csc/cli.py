@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code: int = parsed.command.run(parsed)
         return code
     except CscError as error:
-        print(f"csc: {error}", file=sys.stderr)
+        print("csc:", " ".join(str(error).split()), file=sys.stderr)
         return 2
     except BrokenPipeError:  # the reader of our output went away, for instance `csc … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,6 +1,7 @@
 """The door to files: every output appears whole or not at all."""
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -29,40 +30,49 @@ def local_path(uri: str | os.PathLike[str]) -> Path:
 @contextlib.contextmanager
 def atomic_folder(target: Path) -> Iterator[Path]:
     """Give a folder to fill beside `target`; rename it to `target` when the block ends well, drop it otherwise."""
-    aside = Path(_aside(target, folder=True))
-    try:
-        yield aside
-        aside.chmod(0o755)
-        if target.is_dir():
-            shutil.rmtree(target)
-        aside.replace(target)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+    with _parent_of(target):
+        aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        try:
+            yield aside
+            aside.chmod(0o755)
+            if target.is_dir():
+                shutil.rmtree(target)
+            aside.replace(target)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def atomic_file(target: Path) -> Iterator[Path]:
     """Give a file name to write beside `target`; rename it to `target` when the block ends well, drop it otherwise."""
-    aside = Path(_aside(target, folder=False))
-    try:
-        yield aside
-        aside.chmod(0o644)
-        aside.replace(target)
-    finally:
-        aside.unlink(missing_ok=True)
+    with _parent_of(target):
+        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        os.close(handle)
+        aside = Path(name)
+        try:
+            yield aside
+            aside.chmod(0o644)
+            aside.replace(target)
+        finally:
+            aside.unlink(missing_ok=True)
 
 
-def _aside(target: Path, *, folder: bool) -> str:
-    """Make an empty file or folder next to `target`, so that the final rename stays inside one file system."""
+@contextlib.contextmanager
+def _parent_of(target: Path) -> Iterator[None]:
+    """Make the folders above `target`, where the final rename stays inside one file system; drop unused ones again."""
+    missing = [folder for folder in target.absolute().parents if not folder.exists()]
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        if folder:
-            return tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent)
-        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        if not os.access(target.parent, os.W_OK):
+            raise PermissionError(errno.EACCES, "permission denied")
     except OSError as error:
         raise BadData(f"cannot write {target}: {error.strerror or error}; choose a folder you may write to") from None
-    os.close(handle)
-    return name
+    try:
+        yield
+    finally:
+        for folder in missing:
+            with contextlib.suppress(OSError):  # not empty: in use
+                folder.rmdir()
 
 
 def write_json(target: Path, content: Any) -> None:

@@ -22,7 +22,16 @@ if TYPE_CHECKING:
     from mlflow.entities import LoggedModel, Run
     from mlflow.tracking import MlflowClient
 
-__all__ = ["Registered", "Tracker", "fetch_model", "model_name", "package_model", "run_key", "tracking_uri"]
+__all__ = [
+    "Registered",
+    "Tracker",
+    "fetch_model",
+    "finish_scenario",
+    "model_name",
+    "package_model",
+    "run_key",
+    "tracking_uri",
+]
 
 REQUIREMENTS = ("torch", "torchvision", "timm", "safetensors", "pyarrow", "pyyaml", "pillow", "pandas")
 PARAMS_PER_BATCH = 100
@@ -108,10 +117,7 @@ class Tracker:
     @cached_property
     def client(self) -> "MlflowClient":
         """The MLflow client, imported when first needed."""
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-        from mlflow.tracking import MlflowClient
-
-        return MlflowClient(tracking_uri())
+        return _client()
 
     @cached_property
     def experiment_id(self) -> str:
@@ -172,14 +178,8 @@ class Tracker:
 
     def log_metrics(self, run: "Run", values: Mapping[str, float], step: int) -> None:
         """Log metrics of one step, unless this step is there already."""
-        from mlflow.entities import Metric
-
-        run_id, probe = run.info.run_id, next(iter(values))
         with _one_line():
-            if any(metric.step == step for metric in self.client.get_metric_history(run_id, probe)):
-                return
-            now = int(time.time() * 1000)
-            self.client.log_batch(run_id, metrics=[Metric(key, value, now, step) for key, value in values.items()])
+            _log_metrics(self.client, run.info.run_id, values, step)
 
     def log_dataset(self, path: str, context: str, rows: int) -> None:
         """Note a task view as input of the task's run, by its content digest; no data is copied."""
@@ -279,10 +279,31 @@ class Tracker:
         with _one_line():
             self.client.set_terminated(run.info.run_id, "FINISHED")
 
-    def log_file(self, run: "Run", path: Path) -> None:
-        """Store a file with a run."""
-        with _one_line():
-            self.client.log_artifact(run.info.run_id, str(path))
+
+def finish_scenario(run_id: str, values: Mapping[str, float], step: int, page: str) -> None:
+    """Complete a parent run with the summary of all tasks and the report's page."""
+    client = _client()
+    with _one_line():
+        _log_metrics(client, run_id, values, step)
+        client.log_text(run_id, page, "report.html")
+        client.set_terminated(run_id, "FINISHED")
+
+
+def _client() -> "MlflowClient":
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    from mlflow.tracking import MlflowClient
+
+    return MlflowClient(tracking_uri())
+
+
+def _log_metrics(client: "MlflowClient", run_id: str, values: Mapping[str, float], step: int) -> None:
+    """Log metrics of one step; a step that is there already was logged by an earlier try, with the same values."""
+    from mlflow.entities import Metric
+
+    if any(metric.step == step for metric in client.get_metric_history(run_id, next(iter(values)))):
+        return
+    now = int(time.time() * 1000)
+    client.log_batch(run_id, metrics=[Metric(key, value, now, step) for key, value in values.items()])
 
 
 def package_model(model: Path, package: Path) -> None:

@@ -11,6 +11,7 @@ from csc.cli import use_workdir
 from csc.command import Command
 from csc.config import parse_overrides, resolve
 from csc.data.dataset import Dataset
+from csc.data.digits import VERSION
 from csc.errors import BadData, BadScenario
 from csc.scenario import CLASS_COUNTS, Scenario
 from csc.storage import local_path
@@ -75,7 +76,7 @@ def _run(arguments: Namespace) -> int:
         raise BadData(
             f"csc run {scenario.name}: --data is missing; make a data set with 'csc ingest' and name its folder"
         )
-    data = str(local_path(arguments.data or workdir / "data" / "digits").absolute())
+    data = str(local_path(arguments.data or workdir / "data" / f"digits-{VERSION}").absolute())
     classes = _class_count(scenario, data)
     scenario.sizes(classes)  # nonsense is refused before anything is written
     from csc.pipelines.local import run_compiled

@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from csc.errors import BadData
 from csc.storage import atomic_folder, local_path, read_json, write_json
@@ -102,8 +102,8 @@ class Dataset:
     def labels(self) -> pa.Table:
         """The label table of all splits."""
         try:
-            return pq.read_table(self.path / "labels.parquet", schema=_LABELS)
-        except (OSError, pa.ArrowInvalid) as error:
+            return pq.ParquetFile(self.path / "labels.parquet").read().cast(_LABELS)
+        except (OSError, ValueError, pa.ArrowException) as error:
             raise BadData(
                 f"{self.path / 'labels.parquet'}: not readable ({error}); ingest the data set again"
             ) from None
@@ -147,7 +147,9 @@ def checked_jpeg(content: bytes, where: str) -> tuple[bytes, int, int]:
             encoded = io.BytesIO()
             image.convert("RGB").save(encoded, "JPEG", quality=95)
             return encoded.getvalue(), width, height
-    except (OSError, SyntaxError, ValueError) as error:
+    except UnidentifiedImageError:
+        raise BadData(f"{where}: broken image (no known format); replace the file or leave it out of the set") from None
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise BadData(f"{where}: broken image ({error}); replace the file or leave it out of the set") from None
 
 

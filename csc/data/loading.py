@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from csc.data.augment import augment
+from csc.data.columns import to_numpy
 from csc.data.dataset import ImageShards
 from csc.data.partial import View
 from csc.errors import BadData
@@ -49,7 +50,7 @@ class _Images:
 
     def __init__(self, view: View, size: int, seed: int | None) -> None:
         self.shards = ImageShards(view.images)
-        self.places = np.stack([view.table["shard"].to_numpy(), view.table["row"].to_numpy()], axis=1)
+        self.places = np.stack([to_numpy(view.table["shard"]), to_numpy(view.table["row"])], axis=1)
         self.targets = view.targets()
         self.size = size
         self.seed = seed
@@ -116,7 +117,7 @@ def evaluation_batches(view: View, *, size: int, batch_size: int, workers: int) 
 def _loader(dataset: _Images, batches: list[list[tuple[int, int]]], workers: int) -> "DataLoader[Batch]":
     return DataLoader(
         dataset,  # type: ignore[arg-type]  # keys are (epoch, row)
-        batch_sampler=batches,  # type: ignore[arg-type]
+        batch_sampler=batches,
         collate_fn=dataset.collate,
         num_workers=workers,
         pin_memory=torch.cuda.is_available(),

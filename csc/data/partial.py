@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from csc.data.columns import from_numpy, strings, to_numpy
 from csc.data.dataset import Dataset
 from csc.errors import BadData
 from csc.scenario import Task
@@ -42,7 +43,7 @@ class View:
         """Multi-hot labels, one row per image."""
         labels = self.table["labels"].combine_chunks()
         dense = np.zeros((len(self), len(self.classes)), dtype=bool)
-        dense[pc.list_parent_indices(labels).to_numpy(), labels.flatten().to_numpy()] = True
+        dense[to_numpy(pc.list_parent_indices(labels)), to_numpy(labels.flatten())] = True
         return dense
 
 
@@ -74,7 +75,7 @@ def test_view(dataset: Dataset, task: Task) -> View:
 
 def _view(dataset: Dataset, split: str, member: Sequence[str], shown: Sequence[str], seen: Sequence[str]) -> View:
     table = dataset.labels()
-    table = table.filter(pc.equal(table["split"], split))
+    table = table.filter(pc.equal(table["split"], strings([split])[0]))
     rows, values = _pairs(table["labels"], shown)
     is_member = np.zeros(table.num_rows, dtype=bool)
     is_member[_pairs(table["labels"], member)[0]] = True
@@ -85,18 +86,20 @@ def _view(dataset: Dataset, split: str, member: Sequence[str], shown: Sequence[s
     indices = np.array([index_of[name] for name in shown], dtype=np.int16)[values[kept]]
     counts = np.bincount(rows[kept], minlength=table.num_rows)[is_member]
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-    chosen = table.filter(pa.array(is_member)).select(["image_id", "shard", "row"])
-    labels = pa.ListArray.from_arrays(pa.array(offsets), pa.array(indices))
-    return View(chosen.append_column("labels", labels), tuple(seen), dataset.images, dataset.fingerprint)
+    chosen = table.filter(from_numpy(is_member)).select(["image_id", "shard", "row"])
+    labels = pa.ListArray.from_arrays(from_numpy(offsets), from_numpy(indices))
+    return View(
+        chosen.append_column("labels", pa.chunked_array([labels])), tuple(seen), dataset.images, dataset.fingerprint
+    )
 
 
 def _pairs(column: pa.ChunkedArray, classes: Sequence[str]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """(row, index into `classes`) of every label in `column` that is one of `classes`."""
     lists = column.combine_chunks()
-    index = pc.index_in(lists.flatten(), value_set=pa.array(list(classes), pa.string()))
-    known = pc.is_valid(index).to_numpy(zero_copy_only=False)
-    rows = pc.list_parent_indices(lists).to_numpy()
-    return rows[known], index.drop_null().to_numpy()
+    index = pc.index_in(lists.flatten(), value_set=strings(classes))
+    known = to_numpy(pc.is_valid(index))
+    rows = to_numpy(pc.list_parent_indices(lists))
+    return rows[known], to_numpy(index.drop_null())
 
 
 def write_view(view: View, path: Path) -> None:
@@ -109,7 +112,7 @@ def write_view(view: View, path: Path) -> None:
 def read_view(path: str | Path) -> View:
     """Read a view back."""
     try:
-        table = pq.read_table(path)
+        table = pq.ParquetFile(path).read()
         facts = json.loads(table.schema.metadata[_METADATA_KEY])
         return View(table, tuple(facts["classes"]), Path(facts["images"]), facts["fingerprint"])
     except (OSError, pa.ArrowInvalid, KeyError, TypeError, ValueError) as error:

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from csc import metrics
+from csc.data.columns import from_numpy, to_numpy
 from csc.data.partial import View, read_view
 from csc.errors import BadModel
 from csc.model import load_network
@@ -52,16 +53,16 @@ def _write_scores(view: View, scores: Scores, path: Path) -> None:
     """One float32 column per class, and its target as a bit, so that every number can be computed again."""
     targets = view.targets()
     columns = {"image_id": view.table["image_id"]}
-    columns |= {name: pa.array(scores[:, index]) for index, name in enumerate(view.classes)}
-    columns |= {f"{TARGET_PREFIX}{name}": pa.array(targets[:, index]) for index, name in enumerate(view.classes)}
+    columns |= {name: from_numpy(scores[:, index]) for index, name in enumerate(view.classes)}
+    columns |= {f"{TARGET_PREFIX}{name}": from_numpy(targets[:, index]) for index, name in enumerate(view.classes)}
     with atomic_file(path) as aside:
-        pq.write_table(pa.table(columns), aside)
+        pq.write_table(pa.Table.from_arrays(list(columns.values()), names=list(columns)), aside)
 
 
 def read_scores(path: Path) -> tuple[Scores, Targets, list[str]]:
     """Read `scores.parquet` back: confidences, targets and class names."""
-    table = pq.read_table(path)
+    table = pq.ParquetFile(path).read()
     classes = [name for name in table.column_names if name != "image_id" and not name.startswith(TARGET_PREFIX)]
-    scores = np.stack([table[name].to_numpy() for name in classes], axis=1)
-    targets = np.stack([table[TARGET_PREFIX + name].to_numpy() for name in classes], axis=1)
+    scores = np.stack([to_numpy(table[name]) for name in classes], axis=1)
+    targets = np.stack([to_numpy(table[TARGET_PREFIX + name]) for name in classes], axis=1)
     return scores, targets, classes

@@ -41,12 +41,11 @@ def ingest(scenario: str, data: str) -> Origin:
         data: folder that holds, or for digits will hold, the data set.
     """
     wanted = Scenario.parse(scenario)
-    if wanted.dataset == "digits":
+    if wanted.dataset == "digits" and not (local_path(data) / "dataset.json").is_file():
         from csc.data.digits import ingest_digits
 
-        dataset = ingest_digits(data)
-    else:
-        dataset = Dataset.open(data)
+        ingest_digits(data)
+    dataset = Dataset.open(data)
     if dataset.name != wanted.dataset:
         raise BadData(f"{data}: holds the data set '{dataset.name}', scenario '{scenario}' asks for '{wanted.dataset}'")
     counts = " · ".join(f"{split} {count['images']:,}" for split, count in dataset.splits.items())

@@ -2,12 +2,11 @@
 
 from pathlib import Path
 
-from csc.model import read_card
 from csc.report.page import render
 from csc.report.table import text_table
 from csc.steps.register import read_registered
 from csc.storage import atomic_file
-from csc.tracking import Tracker, fetch_model
+from csc.tracking import finish_scenario
 
 __all__ = ["report"]
 
@@ -20,12 +19,10 @@ def report(registered: str, page_out: str) -> str:
         page_out: file to write.
     """
     final = read_registered(registered)
+    page = render(final.run)
     with atomic_file(Path(page_out)) as aside:
-        aside.write_text(render(final.run), encoding="utf-8")
-    tracker = Tracker(read_card(fetch_model(final.model.uri)))
-    tracker.log_metrics(tracker.parent, final.run.summary, final.run.tasks[-1].task)
-    tracker.log_file(tracker.parent, Path(page_out))
-    tracker.finish(tracker.parent)
+        aside.write_text(page, encoding="utf-8")
+    finish_scenario(final.model.parent_run_id, final.run.summary, final.run.tasks[-1].task, page)
     table = text_table(final.run)
     print(table)
     return table

@@ -1,0 +1,150 @@
+"""Each component does its step when called as a plain function, as a user would in a notebook."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from kfp import dsl
+
+from csc.components.build_dataset.component import build_dataset
+from csc.components.evaluate.component import evaluate
+from csc.components.ingest.component import ingest
+from csc.components.register.component import register
+from csc.components.report.component import report
+from csc.components.split_labels.component import split_labels
+from csc.components.train.component import train
+from csc.data.digits import ingest_digits
+
+CONFIG = json.dumps(
+    {
+        "train": {"epochs": 1, "batch_size": 16},
+        "backbone": {"name": "test_byobnet"},
+        "cigcn": {"width": 8},
+        "input": {"size": 32},
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory):
+    """Two tasks of a tiny scenario, component by component; returns every artifact by name."""
+    folder = tmp_path_factory.mktemp("components")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'mlflow.db'}")
+        data = ingest_digits(folder / "digits", train=60, test=30, size=32).path
+        made = {"origin": ingest.python_func(scenario="digits-b0c5", data=str(data))}
+        prior = None
+        for task in (1, 2):
+
+            def artifact(kind, name, task=task):
+                (folder / f"task-{task}").mkdir(exist_ok=True)
+                made[f"{name}-{task}"] = kind(name=name, uri=str(folder / f"task-{task}" / name))
+                return made[f"{name}-{task}"]
+
+            split = artifact(dsl.Artifact, "split")
+            split_labels.python_func(origin=made["origin"], scenario="digits-b0c5", task=task, tasks=2, split=split)
+            views = [artifact(dsl.Dataset, name) for name in ("train_view", "test_view")]
+            build_dataset.python_func(
+                origin=made["origin"], config=CONFIG, split=split, train_view=views[0], test_view=views[1]
+            )
+            model = artifact(dsl.Model, "model")
+            train.python_func(config=CONFIG, checkpoints="", split=split, train_view=views[0], model=model, prior=prior)
+            scores, metrics = artifact(dsl.Dataset, "scores"), artifact(dsl.Metrics, "metrics")
+            evaluate.python_func(model=model, test_view=views[1], scores=scores, metrics=metrics, prior=prior)
+            registered = artifact(dsl.Model, "registered")
+            register.python_func(model=model, metrics=metrics, test_view=views[1], registered=registered, prior=prior)
+            prior = registered
+        made["page"] = dsl.HTML(name="page", uri=str(folder / "report.html"))
+        made["table"] = report.python_func(registered=prior, page=made["page"])
+        yield made
+
+
+def test_ingest_names_data_and_code(chain):
+    origin = json.loads(chain["origin"])
+    assert len(origin["fingerprint"]) == 64
+    assert origin["code"].startswith("0.")
+
+
+def test_splits_chain_old_and_new_classes(chain):
+    first, second = (json.loads(Path(chain[f"split-{task}"].path).read_text()) for task in (1, 2))
+    assert first["new"] == first["seen"] == list("01234")
+    assert (second["new"], second["seen"]) == (list("56789"), list("0123456789"))
+
+
+def test_every_metric_can_be_computed_again_from_the_scores(chain):
+    from csc import metrics
+    from csc.steps.evaluate import read_scores
+
+    stored = json.loads(Path(chain["metrics-2"].path).read_text())
+    before = json.loads(Path(chain["metrics-1"].path).read_text())
+    scores, targets, classes = read_scores(Path(chain["scores-2"].path))
+    assert classes == list("0123456789")
+    assert metrics.evaluate(scores, targets, classes, stored["threshold"], before["best_AP"]) == stored
+
+
+def test_headline_numbers_are_shown_by_the_pipeline_too(chain):
+    assert set(chain["metrics-2"].metadata) == {"mAP", "CF1", "OF1", "FPR", "forgetting"}
+
+
+def test_model_card_tells_what_the_model_is_made_from(chain):
+    from csc.model import fingerprint, read_card
+
+    first, second = (Path(chain[f"model-{task}"].path) for task in (1, 2))
+    card = read_card(second)
+    assert card.classes == tuple("0123456789")
+    assert card.prior_fingerprint == fingerprint(first)
+    assert card.data_fingerprint == json.loads(chain["origin"])["fingerprint"]
+    assert card.initialisation["text"] == "scratch"
+
+
+def test_registering_again_adds_no_version_and_no_run(chain, monkeypatch):
+    folder = Path(chain["page"].path).parent
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'mlflow.db'}")
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(os.environ["MLFLOW_TRACKING_URI"])
+    experiment = client.get_experiment_by_name("csc-digits").experiment_id
+
+    def count():
+        models = client.search_logged_models([experiment])
+        return len(client.search_runs([experiment])), len(client.search_model_versions("")), len(models)
+
+    before, record = count(), json.loads(Path(chain["registered-2"].path).read_text())
+    register.python_func(
+        model=chain["model-2"],
+        metrics=chain["metrics-2"],
+        test_view=chain["test_view-2"],
+        registered=chain["registered-2"],
+        prior=chain["registered-1"],
+    )
+    assert count() == before == (3, 2, 2)
+    assert json.loads(Path(chain["registered-2"].path).read_text()) == record
+
+
+def test_report_has_the_table_and_the_page(chain):
+    assert "digits-b0c5" in chain["table"]
+    assert "<svg" in Path(chain["page"].path).read_text()
+
+
+def test_train_refuses_a_prior_that_does_not_fit(chain, tmp_path):
+    from csc.errors import BadModel
+
+    with pytest.raises(BadModel, match="has no prior model"):
+        train.python_func(
+            config=CONFIG,
+            checkpoints="",
+            split=chain["split-1"],
+            train_view=chain["train_view-1"],
+            model=dsl.Model(uri=str(tmp_path / "model")),
+            prior=chain["registered-1"],
+        )
+    with pytest.raises(BadModel, match="needs a prior model"):
+        train.python_func(
+            config=CONFIG,
+            checkpoints="",
+            split=chain["split-2"],
+            train_view=chain["train_view-2"],
+            model=dsl.Model(uri=str(tmp_path / "model")),
+        )
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,51 @@
+"""Runs of the whole pipeline, small enough for a test: `csc run` as a user starts it, in a process of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from csc.data.digits import ingest_digits
+
+SMALL = (
+    "train.epochs=2",
+    "train.batch_size=32",
+    "backbone.name=test_byobnet",
+    "cigcn.width=16",
+)
+
+
+def command(*words, settings=SMALL):
+    """The command line of `csc`, with the settings of a small run."""
+    sets = [word for setting in settings for word in ("--set", setting)] if words[0] == "run" else []
+    return [sys.executable, "-m", "csc", *map(str, words), *sets]
+
+
+def environment():
+    """Our environment without a tracking server, so that the work folder's own database is used."""
+    hidden = ("MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID")
+    return {key: value for key, value in os.environ.items() if key not in hidden}
+
+
+def csc(*words, settings=SMALL):
+    """Run `csc` to its end."""
+    return subprocess.run(
+        command(*words, settings=settings), capture_output=True, text=True, env=environment(), timeout=600
+    )
+
+
+@pytest.fixture(scope="session")
+def scenes(tmp_path_factory):
+    """A small digits data set: 10 classes, enough images for three tasks."""
+    return ingest_digits(tmp_path_factory.mktemp("data") / "digits", train=240, test=80, size=32).path
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory, scenes):
+    """A finished run of a scenario with three tasks, the last one smaller: its work folder and what it printed."""
+    workdir = Path(tmp_path_factory.mktemp("undisturbed"))
+    done = csc("run", "digits-b0c4", "--data", scenes, "--workdir", workdir)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return workdir, done.stdout

@@ -1,0 +1,188 @@
+"""A scenario through the compiled pipeline: results, tracking, registry, reuse, and death at any moment."""
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.builders import make_coco
+from tests.integration.conftest import SMALL, command, csc, environment
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("pipeline")]
+
+NAME = "digits-b0c4-csc"
+
+
+@pytest.fixture
+def client(undisturbed):
+    from mlflow.tracking import MlflowClient
+
+    return MlflowClient(f"sqlite:///{undisturbed[0]}/mlflow.db")
+
+
+def runs(client):
+    """Parents and children of the one experiment, by role."""
+    experiment = client.get_experiment_by_name("csc-digits")
+    found = client.search_runs([experiment.experiment_id])
+    role = {"scenario": [], "task": []}
+    for run in found:
+        role[run.data.tags["csc.role"]].append(run)
+    return role["scenario"], sorted(role["task"], key=lambda run: run.data.tags["csc.task"])
+
+
+def last_results(workdir):
+    """The metrics of all tasks, from the newest record of the last task."""
+    records = sorted(Path(workdir, "pipeline").rglob("registered"), key=lambda path: path.stat().st_mtime)
+    return [task["metrics"] for task in json.loads(records[-1].read_text())["run"]["tasks"]]
+
+
+def test_run_ends_in_a_table_with_one_row_per_task_and_says_where_to_look(undisturbed):
+    workdir, printed = undisturbed
+    assert "10 classes in 3 tasks (4 + 4 + 2); the last task is smaller" in printed
+    table = printed[printed.index("mAP  CF1") if "mAP  CF1" in printed else printed.index(" task ") :]
+    for word in ("average", "last mAP", "initialisation scratch", "seed 0"):
+        assert word in table
+    assert len(last_results(workdir)) == 3
+    assert (workdir / "digits-b0c4-csc-seed0.html").read_text().startswith("<!")
+    assert f"models:/{NAME}@final" in printed
+    assert not (workdir / "checkpoints").exists()
+
+
+def test_tracking_has_one_parent_with_the_curve_and_one_child_per_task(client):
+    (parent,), children = runs(client)
+    assert len(children) == 3
+    assert [metric.step for metric in client.get_metric_history(parent.info.run_id, "mAP")] == [1, 2, 3]
+    assert {"avg_mAP", "last_mAP", "last_CF1", "last_OF1"} <= set(parent.data.metrics)
+    assert parent.info.status == "FINISHED"
+    assert parent.data.params["cigcn.width"] == "16"
+    for child in children:
+        assert child.info.status == "FINISHED"
+        assert child.data.tags["mlflow.parentRunId"] == parent.info.run_id
+        assert [metric.step for metric in client.get_metric_history(child.info.run_id, "train/loss")] == [1, 2]
+        names = {item.dataset.name for item in child.inputs.dataset_inputs}
+        assert {name.split()[-1] for name in names} == {"train", "test"}
+    for tag in ("csc.scenario", "csc.method", "csc.seed", "csc.data", "csc.code_version", "csc.initialisation"):
+        assert parent.data.tags[tag]
+
+
+def test_models_are_registered_with_aliases_and_the_model_before_as_input(client):
+    _, children = runs(client)
+    before = None
+    for number, child in enumerate(children, start=1):
+        version = client.get_model_version_by_alias(NAME, f"task-{number:02d}")
+        assert version.version == str(number)
+        (output,) = child.outputs.model_outputs
+        assert version.model_id == output.model_id
+        inputs = [item.model_id for item in child.inputs.model_inputs]
+        assert inputs == ([] if before is None else [before])
+        before = output.model_id
+        assert client.get_logged_model(before).status == "READY"
+    assert client.get_model_version_by_alias(NAME, "final").version == "3"
+
+
+def test_registered_model_works_by_itself_and_holds_no_pickle(undisturbed, scenes, tmp_path):
+    workdir, _ = undisturbed
+    image = tmp_path / "scene.jpg"
+    from csc.data.dataset import ImageShards
+
+    image.write_bytes(ImageShards(scenes / "images").jpeg(0, 0))
+    program = (
+        "import mlflow, sys; mlflow.set_tracking_uri(sys.argv[1])\n"
+        f"answer = mlflow.pyfunc.load_model('models:/{NAME}@final').predict([sys.argv[2]])\n"
+        "assert list(answer.columns) == list('0123456789'), answer.columns\n"
+        "assert answer.shape == (1, 10) and ((answer >= 0) & (answer <= 1)).all().all()\n"
+    )
+    script = tmp_path / "use_model.py"
+    script.write_text(program)
+    uri = f"sqlite:///{workdir}/mlflow.db"
+    done = subprocess.run(
+        [*command("x")[:1], script, uri, image], capture_output=True, text=True, cwd=tmp_path, env=environment()
+    )
+    assert done.returncode == 0, done.stderr
+    for file in (workdir / "mlflow-artifacts").rglob("*"):
+        assert file.suffix not in (".pkl", ".pt", ".pth", ".bin"), file
+        if file.is_file():
+            assert not file.read_bytes()[:2].startswith((b"\x80\x04", b"\x80\x05", b"PK")), file
+
+
+def test_predict_names_classes_with_confidences(undisturbed, scenes, tmp_path):
+    workdir, _ = undisturbed
+    from csc.data.dataset import ImageShards
+
+    image = tmp_path / "scene.jpg"
+    image.write_bytes(ImageShards(scenes / "images").jpeg(0, 1))
+    done = csc("predict", f"models:/{NAME}@final", image, "--threshold", "0", "--workdir", workdir)
+    assert done.returncode == 0, done.stderr
+    name, found = done.stdout.strip().split("\t")
+    assert name == str(image)
+    assert len(found.split(", ")) == 10
+
+
+def test_second_call_reuses_every_step_and_adds_nothing(undisturbed, scenes, client):
+    workdir, _ = undisturbed
+    expected = last_results(workdir)
+    done = csc("run", "digits-b0c4", "--data", scenes, "--workdir", workdir)
+    assert done.returncode == 0, done.stderr
+    assert "task 3 · train           reused" in done.stdout
+    assert "reused from earlier runs: 16 of 17 steps" in done.stdout
+    parents, children = runs(client)
+    assert (len(parents), len(children)) == (1, 3)
+    assert len(client.search_model_versions(f"name = '{NAME}'")) == 3
+    assert last_results(workdir) == expected
+
+
+@pytest.mark.parametrize("moment", ["task 3/3 · epoch 1/2", "task 2 · register", "task 3 · evaluate"])
+def test_run_killed_at_any_moment_and_started_again_gives_the_same_numbers(undisturbed, scenes, tmp_path, moment):
+    words = ("run", "digits-b0c4", "--data", scenes, "--workdir", tmp_path)
+    with subprocess.Popen(
+        command(*words), stdout=subprocess.PIPE, text=True, env=environment(), start_new_session=True
+    ) as victim:
+        for line in victim.stdout:
+            if moment in line:
+                break
+        else:
+            pytest.fail(f"the run never came to '{moment}'")
+        os.killpg(victim.pid, signal.SIGKILL)
+    done = csc(*words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "task 1 · train           reused" in done.stdout
+    assert last_results(tmp_path) == last_results(undisturbed[0])
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    (parent,), children = runs(client)
+    assert len(children) == 3
+    assert len(client.search_model_versions(f"name = '{NAME}'")) == 3
+    for child in children:
+        assert [metric.step for metric in client.get_metric_history(child.info.run_id, "train/loss")] == [1, 2]
+    assert [metric.step for metric in client.get_metric_history(parent.info.run_id, "mAP")] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("method", ["lwf", "finetune", "joint"])
+def test_every_method_runs_through_the_same_pipeline(scenes, tmp_path, method):
+    done = csc("run", "digits-b0c5", "--method", method, "--data", scenes, "--workdir", tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(last_results(tmp_path)) == 2
+
+
+def test_coco_format_set_runs_through_the_same_pipeline(tmp_path):
+    source, data = make_coco(tmp_path / "source"), tmp_path / "data"
+    assert csc("ingest", "coco", "--source", source, "--out", data, "--name", "pets").returncode == 0
+    settings = (*SMALL, "init=scratch", "input.size=32", "train.batch_size=2")
+    done = csc("run", "pets-b0c2", "--data", data, "--workdir", tmp_path / "work", settings=settings)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(last_results(tmp_path / "work")) == 2
+
+
+def test_bad_input_found_by_a_step_ends_in_one_line_and_exit_code_2(scenes, tmp_path):
+    done = csc("run", "voc-b0c4", "--data", scenes, "--workdir", tmp_path)
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "holds the data set 'digits', scenario 'voc-b0c4' asks for 'voc'" in done.stderr
+    broken = csc("run", "digits-b0c5", "--data", scenes, "--workdir", tmp_path, "--set", "backbone.name=no_such_net")
+    assert broken.returncode == 2
+    assert len(broken.stderr.strip().splitlines()) == 1
+    assert "backbone.name=no_such_net" in broken.stderr

@@ -1,0 +1,333 @@
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import pytest
+import yaml
+
+from csc import config
+from csc.config import Config, methods, parse_overrides, resolve
+from csc.errors import BadConfig
+
+DATASETS = ("digits", "voc", "coco", "mine")
+EVERY = [(method, dataset) for method in methods() for dataset in DATASETS]
+
+
+def leaves(kind: Any = Config, path: str = "") -> dict[str, Any]:
+    """The declared type of every setting, by its whole key."""
+    found: dict[str, Any] = {}
+    for name, hint in get_type_hints(kind).items():
+        found |= leaves(hint, f"{path}{name}.") if dataclasses.is_dataclass(hint) else {f"{path}{name}": hint}
+    return found
+
+
+def another(key: str, hint: Any, value: Any) -> Any:
+    """A valid value other than the present one."""
+    special = {"method": "lwf", "backbone.name": "resnet18", "init": "w.safetensors", "backbone.output_stride": 16}
+    if key in special:
+        return special[key]
+    if get_origin(hint) is Literal:
+        return next(option for option in get_args(hint) if option != value)
+    if hint is bool:
+        return not value
+    return value + 1 if hint is int else value / 2 or 0.5
+
+
+def nested(key: str, value: Any) -> dict[str, Any]:
+    *parents, leaf = key.split(".")
+    tree: dict[str, Any] = {leaf: value}
+    for parent in reversed(parents):
+        tree = {parent: tree}
+    return tree
+
+
+def refused(dataset: str, overrides: Any) -> str:
+    with pytest.raises(BadConfig) as caught:
+        resolve(dataset, overrides)
+    message = str(caught.value)
+    assert len(message.splitlines()) == 1, message
+    return message
+
+
+def test_each_layer_overrides_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    keys = ("train.epochs", "train.batch_size", "cigcn.width", "input.size", "seed")  # the last layer to set each
+    layers: list[dict[str, Any]] = [{} for _ in range(5)]
+    for layer in range(1, 5):
+        for key in keys[layer:]:
+            config._merge(layers[layer], nested(key, 100 + layer), "")
+    (tmp_path / "presets").mkdir()
+    (tmp_path / "methods" / "config").mkdir(parents=True)
+    (tmp_path / "presets" / "voc.yaml").write_text(yaml.safe_dump(layers[1]))
+    own = {"description": "x", "settings": layers[2], "datasets": {"voc": layers[3], "coco": {"seed": 7}}}
+    (tmp_path / "methods" / "config" / "mine.yaml").write_text(yaml.safe_dump(own))
+    monkeypatch.setattr(config, "_ROOT", tmp_path)
+    monkeypatch.setattr(config, "methods", methods.__wrapped__)
+    values = resolve("voc", layers[4] | {"method": "mine"}).flat()
+    assert [values[key] for key in keys] == [Config().train.epochs, 101, 102, 103, 104]
+
+
+def test_a_setting_of_a_group_leaves_its_neighbours_alone():
+    before, after = (resolve("digits", overrides).flat() for overrides in (None, {"train": {"epochs": 3}}))
+    assert {key for key in before if before[key] != after[key]} == {"train.epochs"}
+
+
+def test_the_files_override_each_other_in_order():
+    assert Config().max_entropy.beta == 0
+    assert resolve("voc", {"method": "lwf"}).max_entropy.beta == 0
+    assert resolve("voc", {"method": "csc"}).max_entropy.beta == 4e-2
+    assert resolve("voc", {"method": "csc", "max_entropy": {"beta": 0.5}}).max_entropy.beta == 0.5
+    assert resolve("voc", {"method": "joint"}).loss.form == "asl"  # the method's own
+    assert resolve("digits", {"method": "joint"}).loss.form == "bce"  # the method's on this data set
+    assert resolve("digits", {"method": "joint", "loss": {"form": "asl"}}).loss.form == "asl"
+
+
+def test_an_unknown_data_set_is_treated_like_coco():
+    assert resolve("mine") == resolve("coco") != resolve("voc")
+
+
+@pytest.mark.parametrize(("method", "dataset"), EVERY)
+def test_resolving_the_json_again_changes_nothing(method: str, dataset: str):
+    first = resolve(
+        dataset, {"method": method, "seed": 5, "train": {"lr": "3e-3"}, "release_quirks": {"no_shuffle": "on"}}
+    )
+    again = resolve(dataset, first.to_json())
+    assert again == first
+    assert again.to_json() == first.to_json()
+    assert again.fingerprint() == first.fingerprint()
+    assert first.method == method
+
+
+def test_the_json_means_the_same_on_any_data_set():
+    assert {resolve(dataset, resolve("voc").to_json()) for dataset in DATASETS} == {resolve("voc")}
+
+
+def test_empty_overrides_in_any_form_are_the_defaults():
+    assert resolve("voc", "") == resolve("voc", "{}") == resolve("voc", {}) == resolve("voc", None) == resolve("voc")
+
+
+@pytest.mark.parametrize("dataset", ["voc", "digits"])
+@pytest.mark.parametrize("key", leaves())
+def test_every_setting_can_be_set_from_the_command_line_and_changes_the_fingerprint(key: str, dataset: str):
+    before = resolve(dataset)
+    value = another(key, leaves()[key], before.flat()[key])
+    after = resolve(dataset, parse_overrides([f"{key}={value}"]))
+    assert after.flat()[key] == value != before.flat()[key]
+    assert type(after.flat()[key]) is type(before.flat()[key])
+    if key != "method":  # which brings settings of its own
+        assert {other for other in before.flat() if before.flat()[other] != after.flat()[other]} == {key}
+    assert after.fingerprint() != before.fingerprint()
+
+
+def test_the_settings_walked_by_the_test_above_are_all_there_are():
+    assert set(leaves()) == set(Config().flat())
+    assert len(leaves()) > 30
+
+
+def test_the_fingerprint_covers_what_else_identifies_a_run():
+    settings = resolve("voc")
+    marks = {settings.fingerprint(*more) for more in ((), ("a",), ("b",), ("a", "b"), ("ab",))}
+    assert len(marks) == 5
+    assert settings.fingerprint("a", "b") == settings.fingerprint("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("4e-5", 4e-5), ("4E-5", 4e-5), (".5", 0.5), ("1", 1.0), ("+0.25", 0.25), (" 0.75 ", 0.75)]
+)
+def test_numbers_may_be_written_in_any_usual_form(text: str, number: float):
+    assert resolve("voc", parse_overrides([f"train.lr={text}"])).train.lr == number
+
+
+@pytest.mark.parametrize(
+    ("word", "value"), [("true", True), ("True", True), ("yes", True), ("on", True), ("false", False), ("OFF", False)]
+)
+def test_switches_may_be_written_in_any_usual_form(word: str, value: bool):
+    assert resolve("voc", parse_overrides([f"cigcn.plain={word}"])).cigcn.plain is value
+
+
+def test_a_whole_number_is_as_good_as_a_real_one_and_the_other_way_round():
+    one, other = (resolve("voc", text) for text in ('{"loss": {"alpha": 1}}', '{"loss": {"alpha": 1.0}}'))
+    assert one.to_json() == other.to_json()
+    assert resolve("voc", {"train": {"epochs": 3.0}}).to_json() == resolve("voc", {"train": {"epochs": 3}}).to_json()
+
+
+# What a person types, the whole key that the answer must name, and what would be right.
+TYPED = [
+    ("train.epochs=three", "train.epochs", "a whole number"),
+    ("train.epochs=2.5", "train.epochs", "a whole number"),
+    ("train.epochs=", "train.epochs", "a whole number"),
+    ("train.epochs=0", "train.epochs", "1 or more"),
+    ("train.epochs=-3", "train.epochs", "1 or more"),
+    ("train.epochs=true", "train.epochs", "a whole number"),
+    ("train.batch_size=1", "train.batch_size", "2 or more"),
+    ("train.workers=-2", "train.workers", "-1 or more"),
+    ("train.lr=0", "train.lr", "a positive number"),
+    ("train.lr_base=-1e-4", "train.lr_base", "a positive number"),
+    ("train.lr=fast", "train.lr", "a number"),
+    ("train.lr=4e-5x", "train.lr", "a number"),
+    ("train.lr=nan", "train.lr", "a number"),
+    ("train.lr=inf", "train.lr", "a number"),
+    ("train.weight_decay=-1", "train.weight_decay", "0 or more"),
+    ("train.weight_decay=Infinity", "train.weight_decay", "a number"),
+    ("train.backbone_lr_scale=-0.5", "train.backbone_lr_scale", "0 or more"),
+    ("train.pct_start=1.5", "train.pct_start", "between 0 and 1"),
+    ("train.schedule=cosine", "train.schedule", "onecycle, constant"),
+    ("train.amp=on", "train.amp", "auto, off"),
+    ("loss.alpha=1.01", "loss.alpha", "between 0 and 1"),
+    ("loss.alpha=-0.01", "loss.alpha", "between 0 and 1"),
+    ("loss.alpha=NaN", "loss.alpha", "a number"),
+    ("loss.form=mse", "loss.form", "bce, asl"),
+    ("max_entropy.beta=-1", "max_entropy.beta", "0 or more"),
+    ("max_entropy.beta=-inf", "max_entropy.beta", "a number"),
+    ("max_entropy.form=two", "max_entropy.form", "one_sided, binary"),
+    ("threshold=2", "threshold", "between 0 and 1"),
+    ("input.size=8", "input.size", "16 or more"),
+    ("input.augment=maybe", "input.augment", "true or false"),
+    ("input.augment=1", "input.augment", "true or false"),
+    ("backbone.output_stride=12", "backbone.output_stride", "8, 16 or 32"),
+    ("backbone.name=", "backbone.name", "text"),
+    ("cigcn.width=0", "cigcn.width", "1 or more"),
+    ("cigcn.correlation=S->G", "cigcn.correlation", "G->S, Z->S, Z->Z"),
+    ("seed=-1", "seed", "0 or more"),
+    ("seed=1.5", "seed", "a whole number"),
+    ("head=mlp", "head", "ci_gcn, linear"),
+    ("labels=all", "labels", "task, seen"),
+    ("release_quirks.no_shuffle=2", "release_quirks.no_shuffle", "true or false"),
+    ("method=icarl", "method", "csc, finetune, joint, lwf"),
+    ("method=", "method", "csc, finetune, joint, lwf"),
+    ("train.epoch=3", "train.epoch", "train.epochs"),
+    ("trian.epochs=3", "trian", "train"),
+    ("epochs=3", "epochs", "train"),
+    ("Seed=3", "Seed", "seed"),
+    ("max_entropy.classes.old=3", "max_entropy.classes", "old, all"),
+    ("train=3", "train", "train.<name>="),
+    ("cigcn=3", "cigcn", "width"),
+    ("train.epochs.x=3", "train.epochs", "one value"),
+    ("train..epochs=3", "train.", "train.epochs"),
+    ("method.x=1", "method", "csc, finetune, joint, lwf"),
+    ("seed=99999999999999999999", "seed", "expected"),
+]
+
+
+@pytest.mark.parametrize(("item", "key", "right"), TYPED, ids=[item for item, _, _ in TYPED])
+def test_a_bad_setting_is_refused_by_its_whole_key_with_what_would_be_right(item: str, key: str, right: str):
+    message = refused("voc", parse_overrides([item]))
+    assert message.startswith((f"{key}=", f"{key}:", f"{key} "))
+    assert right in message
+
+
+GIVEN = [
+    ('{"train": {"epochs": null}}', "train.epochs", "a whole number"),
+    ('{"train": {"epochs": true}}', "train.epochs", "a whole number"),
+    ('{"train": {"epochs": [3]}}', "train.epochs", "a whole number"),
+    ('{"train": {"epochs": {"a": 3}}}', "train.epochs", "one value"),
+    ('{"train": {"epochs": NaN}}', "train.epochs", "a whole number"),
+    ('{"train": {"epochs": Infinity}}', "train.epochs", "a whole number"),
+    ('{"loss": {"alpha": NaN}}', "loss.alpha", "a number"),
+    ('{"loss": {"alpha": -Infinity}}', "loss.alpha", "a number"),
+    ('{"loss": {"alpha": false}}', "loss.alpha", "a number"),
+    ('{"loss": null}', "loss", "set one of them"),
+    ('{"cigcn": []}', "cigcn", "width"),
+    ('{"head": ["linear"]}', "head", "ci_gcn, linear"),
+    ('{"init": 3}', "init", "text"),
+    ('{"cigcn": {"plain": 1}}', "cigcn.plain", "true or false"),
+    ('{"method": null}', "method", "csc, finetune, joint, lwf"),
+    ('{"method": ["csc"]}', "method", "csc, finetune, joint, lwf"),
+    ('{"method": {"name": "csc"}}', "method", "csc, finetune, joint, lwf"),
+    ('{"": 1}', "", "method"),
+    ("[]", "config", "a JSON object"),
+    ('"csc"', "config", "a JSON object"),
+    ("method=csc", "config", "JSON"),
+    ('{"method": "csc"', "config", "JSON"),
+]
+
+
+@pytest.mark.parametrize(("text", "key", "right"), GIVEN, ids=[text for text, _, _ in GIVEN])
+def test_bad_json_is_refused_by_its_whole_key_with_what_would_be_right(text: str, key: str, right: str):
+    message = refused("voc", text)
+    assert message.startswith((f"{key}=", f"{key}:", f"{key} "))
+    assert right in message
+
+
+@pytest.mark.parametrize("item", ["", "=", "=3", " =3", "train.epochs", "train.epochs 3", "train.epochs:3"])
+def test_a_word_that_is_not_key_and_value_is_refused_with_an_example(item: str):
+    with pytest.raises(BadConfig, match=r"expected key=value, for instance train\.epochs=3") as caught:
+        parse_overrides([item])
+    assert str(caught.value).startswith(f"--set {item}")
+
+
+def test_a_value_and_a_group_of_the_same_name_are_refused():
+    with pytest.raises(BadConfig, match="'epochs' was already given a value"):
+        parse_overrides(["train.epochs=3", "train.epochs.x=3"])
+
+
+def test_the_last_of_two_values_counts():
+    assert parse_overrides(["seed=1", "train.epochs=3", "seed=2"]) == {"seed": "2", "train": {"epochs": "3"}}
+
+
+def test_a_value_may_have_an_equals_sign_and_spaces_around():
+    assert parse_overrides([" init = a=b "]) == {"init": "a=b"}
+
+
+@pytest.mark.parametrize("values", [{"seed": -1}, {"threshold": 1.5}])
+def test_a_config_made_by_hand_is_checked_too(values: dict[str, Any]):
+    with pytest.raises(BadConfig, match=f"^{next(iter(values))}="):
+        Config(**values)
+
+
+@pytest.mark.parametrize(("dataset", "beta", "lr_base", "lr"), [("voc", 4e-2, 4e-5, 4e-5), ("coco", 4e-3, 3e-5, 5e-5)])
+def test_the_defaults_are_the_numbers_of_the_paper(dataset: str, beta: float, lr_base: float, lr: float):
+    values = resolve(dataset).flat()
+    expected = {
+        "method": "csc",
+        "head": "ci_gcn",
+        "init": "hub",
+        "allow_leaky_init": False,
+        "labels": "task",
+        "old_label_policy": "kd",
+        "threshold": 0.8,
+        "backbone.name": "tresnet_m.miil_in21k",
+        "backbone.frozen": False,
+        "input.size": 224,
+        "input.augment": True,
+        "train.epochs": 20,
+        "train.batch_size": 64,
+        "train.lr_base": lr_base,
+        "train.lr": lr,
+        "train.weight_decay": 1e-4,
+        "train.schedule": "onecycle",
+        "train.pct_start": 0.2,
+        "cigcn.width": 1024,
+        "cigcn.correlation": "G->S",
+        "loss.alpha": 0.15,
+        "loss.form": "bce",
+        "max_entropy.beta": beta,
+        "max_entropy.classes": "old",
+        "max_entropy.form": "one_sided",
+    }
+    assert {key: values[key] for key in expected} == expected
+
+
+@pytest.mark.parametrize(("method", "dataset"), EVERY)
+def test_nothing_the_release_does_otherwise_is_on_by_default(method: str, dataset: str):
+    quirks = dataclasses.asdict(resolve(dataset, {"method": method}).release_quirks)
+    assert quirks
+    assert set(quirks.values()) == {False}
+
+
+@pytest.mark.parametrize("dataset", DATASETS)
+def test_only_the_upper_bound_sees_labels_of_other_tasks(dataset: str):
+    shown = {method: resolve(dataset, {"method": method}).labels for method in methods()}
+    assert {method for method, labels in shown.items() if labels == "seen"} == {"joint"}
+
+
+def test_every_method_is_described_in_one_line():
+    assert set(methods()) >= {"csc", "lwf", "finetune", "joint"}
+    for description in methods().values():
+        assert description
+        assert len(description.splitlines()) == 1
+
+
+def test_the_flat_form_holds_the_same_as_the_json():
+    settings = resolve("voc")
+    assert settings.flat() == dict(config._flatten(json.loads(settings.to_json())))
