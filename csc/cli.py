@@ -1,6 +1,7 @@
 """The `csc` command: thin, and quick to start; whatever is heavy is imported by the command that needs it."""
 
 import os
+import shlex
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from csc.command import Command
 from csc.config import methods
 from csc.errors import BadData, CscError
 from csc.scenario import CLASS_COUNTS, PAPER_SCENARIOS, Scenario
+from csc.storage import local_path
 
 __all__ = ["main"]
 
@@ -21,6 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         parsed = _parser().parse_args(arguments)
         code: int = parsed.command.run(parsed)
+        sys.stdout.flush()
         return code
     except CscError as error:
         print("csc:", " ".join(str(error).split()), file=sys.stderr)
@@ -85,7 +88,8 @@ def _ingest(arguments: Namespace) -> int:
     elif kind == "coco2014":
         dataset = ingest_coco2014(source, out)
     else:
-        Scenario.parse(f"{arguments.name}-b0c1")  # a name that no scenario could spell is refused before the work
+        if Scenario.parse(f"{arguments.name}-b0c1").dataset != arguments.name:  # no scenario could name the set
+            raise BadData(f"--name {arguments.name}: expected small letters")
         dataset = ingest_coco(source, out, arguments.name)
     for split, count in dataset.splits.items():
         print(f"{split:<6}{count['images']:>8,} images, {count['labelled']:,} with a label")
@@ -94,7 +98,7 @@ def _ingest(arguments: Namespace) -> int:
     for line in compare_with_published(dataset):
         print(f"note: {line}")
     print(f"{len(dataset.classes)} classes · fingerprint {dataset.fingerprint[:12]} · {dataset.path}")
-    print(f"next: csc run {dataset.name}-b0c{max(1, len(dataset.classes) // 5)} --data {out}")
+    print(f"next: csc run {dataset.name}-b0c{max(1, len(dataset.classes) // 5)} --data {shlex.quote(out)}")
     return 0
 
 
@@ -123,9 +127,10 @@ def _predict_arguments(parser: ArgumentParser) -> None:
 
 def _predict(arguments: Namespace) -> int:
     for image in arguments.images:
-        if not Path(image).is_file():
+        if not local_path(image).is_file():
             raise BadData(f"{image}: no such image file")
-    use_workdir(arguments.workdir)
+    if arguments.model.startswith("models:/"):
+        _tracked_workdir(arguments.workdir)
     from csc.serving import Predictor, above
     from csc.tracking import fetch_model
 
@@ -143,10 +148,7 @@ def _ui_arguments(parser: ArgumentParser) -> None:
 
 
 def _ui(arguments: Namespace) -> int:
-    workdir = use_workdir(arguments.workdir)
-    uri = os.environ["MLFLOW_TRACKING_URI"]
-    if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).is_file():
-        raise BadData(f"{workdir}: no runs there yet; make some with 'csc run digits-b0c2'")
+    uri = _tracked_workdir(arguments.workdir)
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(arguments.port)]
     print(f"MLflow on http://127.0.0.1:{arguments.port} (stop with Ctrl-C)", flush=True)
     os.execv(sys.executable, [*command, "--backend-store-uri", uri])
@@ -156,8 +158,17 @@ def _workdir_argument(parser: ArgumentParser) -> None:
     parser.add_argument("--workdir", default="work", metavar="DIR", help="folder of runs and results (default: work)")
 
 
+def _tracked_workdir(workdir: str) -> str:
+    """The tracking address of a work folder that has runs."""
+    folder = use_workdir(workdir)
+    uri = os.environ["MLFLOW_TRACKING_URI"]
+    if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).is_file():
+        raise BadData(f"{folder}: no runs there yet; make some with 'csc run digits-b0c2'")
+    return uri
+
+
 def use_workdir(workdir: str) -> Path:
     """Point tracking at the database of a work folder, unless the environment names a server."""
-    folder = Path(workdir).expanduser().absolute()
+    folder = local_path(workdir).absolute()
     os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'mlflow.db'}")
     return folder

@@ -148,7 +148,7 @@ def resolve(dataset: str, overrides: Mapping[str, Any] | str | None = None) -> C
         overrides = _from_json(overrides)
     wanted = dict(overrides or {})
     method = wanted.get("method", "csc")
-    if method not in methods():
+    if not isinstance(method, str) or method not in methods():
         raise BadConfig(f"method '{method}' is not known; choose one of {', '.join(methods())}")
     own = _yaml(_ROOT / "methods" / "config" / f"{method}.yaml")
     preset = dataset if (_ROOT / "presets" / f"{dataset}.yaml").is_file() else _FALLBACK_PRESET
@@ -300,5 +300,7 @@ def _check_ranges(config: Config) -> None:
     for key in ("train.lr", "train.lr_base"):
         if not values[key] > 0:
             raise BadConfig(f"{key}={values[key]}: expected a positive number")
+    if config.seed >= 1 << 53:
+        raise BadConfig(f"seed={config.seed}: expected a number below {1 << 53}")
     if config.backbone.output_stride not in (8, 16, 32):
         raise BadConfig(f"backbone.output_stride={config.backbone.output_stride}: expected 8, 16 or 32")

@@ -25,7 +25,7 @@ PAPER_SCENARIOS = (
     "voc-b4c2",
 )
 
-_NAME = re.compile(r"(?P<dataset>[a-z0-9][a-z0-9_.-]*)-b(?P<base>\d+)c(?P<increment>\d+)")
+_NAME = re.compile(r"(?P<dataset>[a-z0-9][a-z0-9_.-]*)-b(?P<base>\d{1,6})c(?P<increment>\d{1,6})")
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ def _load(image: Any, size: int) -> "np.ndarray[tuple[int, ...], np.dtype[np.uin
         try:
             opened = Image.open(io.BytesIO(content))
             opened.load()
-        except (OSError, SyntaxError) as error:
+        except (OSError, SyntaxError, Image.DecompressionBombError) as error:
             raise BadData(f"{where}: not readable as an image ({error})") from None
     return np.asarray(opened.convert("RGB").resize((size, size), Image.Resampling.BILINEAR))
 

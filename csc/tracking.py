@@ -127,7 +127,8 @@ class Tracker:
             found = self.client.get_experiment_by_name(name)
             if found is not None:
                 return str(found.experiment_id)
-            return str(self.client.create_experiment(name, artifact_location=_artifact_location()))
+            kind = {"mlflow.experimentKind": "custom_model_development"}  # the UI shows training runs, not traces
+            return str(self.client.create_experiment(name, artifact_location=_artifact_location(), tags=kind))
 
     @cached_property
     def parent(self) -> "Run":

@@ -28,9 +28,16 @@ def _scenario_arguments(parser: ArgumentParser) -> None:
 def _class_count(scenario: Scenario, data: str | None) -> int:
     """How many classes the tasks are cut from: those of the data set if it is at hand, else the benchmark's."""
     if data is not None and (local_path(data) / "dataset.json").is_file():
-        return len(Dataset.open(data).classes)
+        dataset = Dataset.open(data)
+        if dataset.name != scenario.dataset:
+            raise BadData(
+                f"{data}: holds the data set '{dataset.name}', '{scenario.name}' asks for '{scenario.dataset}'"
+            )
+        return len(dataset.classes)
     if scenario.dataset in CLASS_COUNTS:
         return CLASS_COUNTS[scenario.dataset]
+    if data is not None:
+        Dataset.open(data)  # says what is wrong with it
     raise BadScenario(
         f"scenario '{scenario.name}': how many classes '{scenario.dataset}' has is not known; give --data PATH"
     )
@@ -78,7 +85,7 @@ def _run(arguments: Namespace) -> int:
         )
     data = str(local_path(arguments.data or workdir / "data" / f"digits-{VERSION}").absolute())
     classes = _class_count(scenario, data)
-    scenario.sizes(classes)  # nonsense is refused before anything is written
+    print(scenario.announcement(classes), flush=True)  # nonsense is refused before anything is written
     from csc.pipelines.local import run_compiled
     from csc.pipelines.scenario import compile_pipeline, pipeline_name
 

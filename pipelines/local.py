@@ -26,7 +26,7 @@ _STARTED = re.compile(r"Executing task '(?P<name>[^']+)'")
 _ENDED = re.compile(r"Task '(?P<name>[^']+)' finished with status (?P<status>\w+)")
 _REUSED = re.compile(r"Task '?(?P<name>[^' ]+)'? cache hit")
 _OUR_ERROR = re.compile(r"\s*csc\.errors\.\w+: (?P<message>.*)")
-_NOISE = re.compile(r"\s*(\[KFP Executor .*|\d{4}/\d\d/\d\d .* INFO (mlflow|alembic).*|\s*)")
+_WORTH_SHOWING = ("task ", "data: ")  # how our steps begin their lines; the rest is in the log
 _PER_TASK = ("split-labels", "build-dataset", "train", "evaluate", "register")
 
 
@@ -82,11 +82,8 @@ class Narrator(io.TextIOBase):
         if error := _OUR_ERROR.match(line):
             self.error = error["message"]
         self.tail = [*self.tail[-30:], line]
-        if not self.verbose and line.startswith("    task ") and not self._traceback(line):
+        if not self.verbose and line.lstrip().startswith(_WORTH_SHOWING):
             self.say("  " + line.strip())
-
-    def _traceback(self, line: str) -> bool:
-        return self.error is not None or bool(_NOISE.fullmatch(line))
 
     def _message(self, message: str) -> None:
         if started := _STARTED.search(message):

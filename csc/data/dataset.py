@@ -88,11 +88,22 @@ class Dataset:
                 f"{path / 'dataset.json'}: expected an object with name, classes, splits, fingerprint, source"
             )
         try:
-            return cls(path=path, **(info | {"classes": tuple(info["classes"])}))
+            dataset = cls(path=path, **(info | {"classes": tuple(info["classes"])}))
+            dataset._check_types(info["classes"])
+            return dataset
         except (KeyError, TypeError) as error:
             raise BadData(
                 f"{path / 'dataset.json'}: wrong or missing key ({error}); ingest the data set again"
             ) from None
+
+    def _check_types(self, classes: Any) -> None:
+        """Raise for a file that has the right keys with the wrong things in them."""
+        if not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
+            raise TypeError("classes is not a list of names")
+        if not (isinstance(self.name, str) and isinstance(self.fingerprint, str) and isinstance(self.source, dict)):
+            raise TypeError("name, fingerprint or source")
+        for split in SPLITS:
+            int(self.splits[split]["images"])
 
     @property
     def images(self) -> Path:
@@ -122,7 +133,7 @@ class ImageShards:
             path = self.folder / f"{shard:05d}.arrow"
             try:
                 self._columns[shard] = pa.ipc.open_file(pa.memory_map(str(path))).read_all().column("jpeg")
-            except (OSError, pa.ArrowInvalid) as error:
+            except (OSError, KeyError, pa.ArrowInvalid) as error:
                 raise BadData(f"{path}: image shard not readable ({error}); ingest the data set again") from None
         return memoryview(self._columns[shard][row].as_buffer())
 

@@ -75,6 +75,7 @@ def ingest_digits(out: str | Path, train: int = 3000, test: int = 1000, size: in
         present = Dataset.open(target)
         if present.source == source:
             return present
+        raise BadData(f"{target}: already holds another data set; choose another --out or remove it")
     counts = dict(zip(SPLITS, (train, test), strict=True))
     return write_dataset(target, "digits", DIGIT_CLASSES, _examples(counts, size, seed), source)
 

@@ -56,7 +56,7 @@ def train_view(dataset: Dataset, task: Task, *, labels: str = "task") -> View:
         labels: `task` shows the labels of the new classes only; `seen` shows those of all classes so far, which only
             the upper bound may ask for.
     """
-    shown = task.new if labels == "task" else task.seen
+    shown = {"task": task.new, "seen": task.seen}[labels]
     view = _view(dataset, "train", member=shown, shown=shown, seen=task.seen)
     if len(view) == 0:
         raise BadData(

