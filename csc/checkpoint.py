@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from csc.storage import atomic_file
 
-__all__ = ["Checkpoint"]
+__all__ = ["Checkpoint", "laid_out_like"]
 
 
 @dataclass
@@ -26,6 +26,7 @@ class Checkpoint:
     """The moving parts of a task's training, and the file that keeps them."""
 
     path: Path
+    key: str  # names the run and task; a file with another key is none of ours
     network: nn.Module
     optimizer: Optimizer
     scheduler: LRScheduler | None
@@ -41,6 +42,7 @@ class Checkpoint:
         if torch.cuda.is_available():
             tensors["random.cuda"] = torch.cuda.get_rng_state()
         facts = {
+            "key": self.key,
             "log": log,
             "groups": optimizer["param_groups"],
             "scheduler": self.scheduler.state_dict() if self.scheduler else {},
@@ -55,6 +57,8 @@ class Checkpoint:
         try:
             with safe_open(self.path, framework="pt") as file:
                 facts = json.loads(file.metadata()["csc"])
+                if facts["key"] != self.key:
+                    return []
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (OSError, SafetensorError, KeyError, TypeError, ValueError):
             return []  # never written, or cut off by a full disk: start the task anew
@@ -70,13 +74,19 @@ class Checkpoint:
         return log
 
     def _restore_optimizer(self, moments: dict[str, Tensor], groups: list[dict[str, Any]]) -> None:
+        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         state: dict[int, dict[str, Tensor]] = {}
         for key, value in moments.items():
             index, name = key.split(".", 1)
-            state.setdefault(int(index), {})[name] = value
+            state.setdefault(int(index), {})[name] = laid_out_like(parameters[int(index)], value)
         for group in groups:
             group["betas"] = tuple(group["betas"])
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def laid_out_like(parameter: Tensor, moment: Tensor) -> Tensor:
+    """A moment in the memory format of its parameter: the fused optimiser walks both as raw memory."""
+    return torch.empty_like(parameter).copy_(moment) if moment.shape == parameter.shape else moment
 
 
 def _below(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

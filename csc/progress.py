@@ -11,10 +11,20 @@ REFRESH = 0.2  # seconds
 
 
 class Progress:
-    """Counts the images of a task and prints where it stands."""
+    """Counts the images of a task and prints where it stands.
 
-    def __init__(self, title: str, epochs: int, images_per_epoch: int, stream: TextIO | None = None) -> None:
-        self.title, self.epochs, self.images_per_epoch = title, epochs, images_per_epoch
+    Args:
+        title: names the task.
+        epochs: in all.
+        images_per_epoch: how many images an epoch has.
+        stream: where to print; standard output if not given.
+        finished: epochs that an earlier try has done.
+    """
+
+    def __init__(
+        self, title: str, epochs: int, images_per_epoch: int, stream: TextIO | None = None, finished: int = 0
+    ) -> None:
+        self.title, self.epochs, self.images_per_epoch, self.finished = title, epochs, images_per_epoch, finished
         self.stream = stream or sys.stdout
         self.live = self.stream.isatty()
         self.started = self.shown = time.monotonic()
@@ -31,15 +41,12 @@ class Progress:
 
     def epoch(self, epoch: int, terms: Mapping[str, float]) -> None:
         """Print the finished epoch (from 0) with its mean loss terms."""
+        self.done = (epoch + 1 - self.finished) * self.images_per_epoch
         self.stream.write(("\r\x1b[K" if self.live else "") + self._line(epoch, terms) + "\n")
         self.stream.flush()
 
     def _line(self, epoch: int, terms: Mapping[str, float]) -> str:
-        seconds = max(time.monotonic() - self.started, 1e-9)
-        speed = self.done / seconds
-        left = (self.epochs - epoch) * self.images_per_epoch
-        left -= self.images_per_epoch if terms else self.done % self.images_per_epoch
+        speed = self.done / max(time.monotonic() - self.started, 1e-9)
+        left = max((self.epochs - self.finished) * self.images_per_epoch - self.done, 0) / speed
         losses = "".join(f" · {name} {value:.4f}" for name, value in terms.items())
-        return (
-            f"{self.title} · epoch {epoch + 1}/{self.epochs}{losses} · {speed:.0f} images/s · {left / speed:.0f} s left"
-        )
+        return f"{self.title} · epoch {epoch + 1}/{self.epochs}{losses} · {speed:.0f} images/s · {left:.0f} s left"

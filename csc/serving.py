@@ -3,12 +3,13 @@
 import base64
 import binascii
 import io
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from csc.errors import BadData
 from csc.model import load_network
@@ -47,7 +48,8 @@ class Predictor:
         import pandas as pd
 
         images = model_input.iloc[:, 0].tolist() if isinstance(model_input, pd.DataFrame) else model_input
-        if isinstance(images, (str, bytes, Path, Image.Image)):
+        single = isinstance(images, (str, bytes, bytearray, memoryview, Path, Image.Image))
+        if single or (isinstance(images, np.ndarray) and images.ndim == 3 and images.shape[-1] == 3):
             images = [images]
         return pd.DataFrame(self.confidences(images), columns=list(self.card.classes))
 
@@ -59,32 +61,40 @@ def _load_pyfunc(path: str) -> Predictor:
 
 def _load(image: Any, size: int) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]":
     """Any of the accepted forms of an image as uint8 (size, size, 3)."""
-    if isinstance(image, Image.Image):
-        opened = image
-    elif isinstance(image, np.ndarray):
-        opened = Image.fromarray(image)
-    else:
-        content, where = _encoded(image)
-        try:
-            opened = Image.open(io.BytesIO(content))
-            opened.load()
-        except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-            raise BadData(f"{where}: not readable as an image ({error})") from None
-    return np.asarray(opened.convert("RGB").resize((size, size), Image.Resampling.BILINEAR))
-
-
-def _encoded(image: Any) -> tuple[bytes, str]:
-    """Encoded bytes of an image given as bytes, path or base64 text, and how to name it."""
-    if isinstance(image, (bytes, bytearray, memoryview)):
-        return bytes(image), "image bytes"
-    path = Path(image)
+    where = _name(image)
     try:
-        if path.is_file():
-            return path.read_bytes(), str(path)
-        return base64.b64decode(str(image), validate=True), "base64 image"
-    except (OSError, binascii.Error, ValueError):
-        name = str(image) if len(str(image)) < 200 else f"{str(image)[:40]}…"
-        raise BadData(f"{name}: no such image file") from None
+        if isinstance(image, np.ndarray):
+            if image.dtype != np.uint8 or image.ndim not in (2, 3):
+                raise ValueError(f"expected uint8 of two or three axes, got {image.dtype} of {image.ndim}")
+            opened = Image.fromarray(image)
+        else:
+            opened = image if isinstance(image, Image.Image) else Image.open(io.BytesIO(_encoded(image)))
+        return np.asarray(opened.convert("RGB").resize((size, size), Image.Resampling.BILINEAR))
+    except UnidentifiedImageError:
+        raise BadData(f"{where}: not an image of a known format") from None
+    except (OSError, SyntaxError, TypeError, ValueError, Image.DecompressionBombError) as error:
+        raise BadData(f"{where}: not readable as an image ({error})") from None
+
+
+def _name(image: Any) -> str:
+    """How an error names an image."""
+    if isinstance(image, (str, Path)):
+        return str(image) if len(str(image)) < 200 else f"{str(image)[:40]}…"
+    return f"image given as {type(image).__name__}"
+
+
+def _encoded(image: Any) -> bytes:
+    """Encoded bytes of an image given as bytes, path or base64 text."""
+    if isinstance(image, (bytes, bytearray, memoryview)):
+        return bytes(image)
+    if isinstance(image, (str, Path)):
+        if os.path.isfile(image):  # noqa: PTH113 - unlike Path, it takes text of any length
+            return Path(image).read_bytes()
+        try:
+            return base64.b64decode(str(image), validate=True)
+        except binascii.Error:
+            raise FileNotFoundError("no such file") from None
+    raise TypeError("expected a path, bytes, base64 text, a Pillow image or an array")
 
 
 def above(confidences: Sequence[float], classes: Sequence[str], threshold: float) -> list[tuple[str, float]]:

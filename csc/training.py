@@ -1,5 +1,6 @@
 """The loop that trains one task, from the first batch to the last checkpoint."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,10 +12,11 @@ from torch import Tensor, nn
 from torch.optim import Adam
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
-from csc.checkpoint import Checkpoint
+from csc.checkpoint import Checkpoint, laid_out_like
 from csc.config import Config
 from csc.data.loading import Batch, evaluation_batches, order, training_batches, workers_for
 from csc.data.partial import View
+from csc.errors import BadConfig, BadData
 from csc.methods import method
 from csc.methods.base import Method, Step
 from csc.nets.correlation import statistical_cm
@@ -64,6 +66,8 @@ class Trainer:
     on_epoch: Callable[[int, EpochLog], None] = lambda epoch, log: None
 
     def __post_init__(self) -> None:
+        if len(self.view) < 2:
+            raise BadData(f"{self.title}: one training image; batch-norm needs at least two")
         self.device = device_of_choice()
         self.method: Method = method(self.config)
         self.network.to(self.device)
@@ -84,9 +88,10 @@ class Trainer:
         """Train all epochs, taking up an earlier try where its last checkpoint ends; return one log per epoch."""
         if self.config.head == "ci_gcn" and self.config.cigcn.correlation != "G->S":
             self._count_correlations()
-        keeper = Checkpoint(self.checkpoint, self.network, self.optimizer, self.scheduler, self.scaler)
+        key = self.config.fingerprint(self.view.fingerprint, str(self.task), *self.view.classes)
+        keeper = Checkpoint(self.checkpoint, key, self.network, self.optimizer, self.scheduler, self.scaler)
         log = keeper.restore()
-        progress = Progress(self.title, self.config.train.epochs, len(self.view))
+        progress = Progress(self.title, self.config.train.epochs, len(self.view), finished=len(log))
         epochs = range(len(log), self.config.train.epochs)
         batches = self._batches(epochs)
         for epoch in epochs:
@@ -146,16 +151,19 @@ class Trainer:
 
     def _count_correlations(self) -> None:
         """Fill the head's statistical matrix from the task's labels and the prior model's scores."""
-        labels = torch.from_numpy(self.view.targets())[:, -self.new :]
-        old = len(self.view.classes) - self.new
+        labels = torch.from_numpy(self.view.targets())
         matrix = self.network.head.get_buffer("statistical_cm")
+        if self.config.labels == "seen":  # nothing is hidden: all classes are counted alike
+            matrix.copy_(statistical_cm(labels))
+            return
+        old = len(self.view.classes) - self.new
         prior_logits = None
         if self.prior is not None:
             prior_logits = torch.cat(
                 [logits for _, logits in _logits_of(self.prior, self.view, self.config, self.device)]
             )
         prior_cm = matrix[:old, :old].cpu().clone() if old else None
-        matrix.copy_(statistical_cm(labels, prior_logits, prior_cm))
+        matrix.copy_(statistical_cm(labels[:, old:], prior_logits, prior_cm))
 
     def _batches(self, epochs: range) -> Iterator[Batch]:
         return training_batches(
@@ -205,6 +213,8 @@ class Trainer:
             if parameter.requires_grad:
                 decays = parameter.ndim > 1 and not name.endswith(".bias")
                 groups.setdefault((name.startswith("backbone."), decays), []).append(parameter)
+        if not groups:
+            raise BadConfig("nothing to train: backbone.frozen and release_quirks.freeze_grown_layers leave nothing")
         optimizer = Adam(
             [
                 {
@@ -228,16 +238,17 @@ class Trainer:
                 key: moments[f"{name}:{key}"] for key in ("step", "exp_avg", "exp_avg_sq") if f"{name}:{key}" in moments
             }
             if parameter.requires_grad and state and state["exp_avg"].shape == parameter.shape:
-                optimizer.state[parameter] = {key: value.to(self.device) for key, value in state.items()}
+                optimizer.state[parameter] = {key: laid_out_like(parameter, value) for key, value in state.items()}
 
     def _scheduler(self) -> LRScheduler | None:
         if self.config.train.schedule == "constant":
             return None
         rates = [group["lr"] for group in self.optimizer.param_groups]
-        total = self.config.train.epochs * self.steps
-        return OneCycleLR(
-            self.optimizer, max_lr=rates, total_steps=max(total, 2), pct_start=self.config.train.pct_start
-        )
+        total = max(self.config.train.epochs * self.steps, 2)
+        warm_up = self.config.train.pct_start
+        if any(math.isclose(warm_up * total, end) for end in (1, total)):
+            warm_up -= 1e-6  # a phase of no length would divide by zero
+        return OneCycleLR(self.optimizer, max_lr=rates, total_steps=total, pct_start=warm_up)
 
 
 def confidences(network: Network, view: View, config: Config) -> Iterator[tuple[Tensor, Tensor]]:

@@ -121,4 +121,5 @@ def _loader(dataset: _Images, batches: list[list[tuple[int, int]]], workers: int
         collate_fn=dataset.collate,
         num_workers=workers,
         pin_memory=torch.cuda.is_available(),
+        generator=torch.Generator(),  # its own: making a loader must not move the network's random state
     )

@@ -150,5 +150,5 @@ def _digest(module: nn.Module) -> str:
     """SHA-256 over the names and bytes of all weights."""
     digest = hashlib.sha256()
     for name, value in sorted(module.state_dict().items()):
-        digest.update(name.encode() + value.contiguous().view(torch.uint8).numpy().tobytes())
+        digest.update(name.encode() + value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

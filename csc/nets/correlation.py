@@ -24,23 +24,28 @@ def statistical_cm(labels: Tensor, prior_logits: Tensor | None = None, prior_cm:
 
     Args:
         labels: hard labels of the task's new classes (images, new).
-        prior_logits: logits of the prior model on the same images (images, old); none in the base task.
-        prior_cm: Z of the task before (old, old).
+        prior_logits: of the prior model on the same images (images, old); without them old and new stay unlinked.
+        prior_cm: Z of the task before (old, old); none in the base task.
     """
     labels = labels.float()
     counts = labels.sum(0) + TINY  # N_j
-    base = prior_logits is None or prior_cm is None
+    base = prior_cm is None
     together = (labels.T @ labels) / counts  # column j: P(i | j)
     together.fill_diagonal_(0)
     hard = _normalised(_weighted(together > HARD_THRESHOLD, base), base)
-    if prior_logits is None or prior_cm is None:
+    if prior_cm is None:
         return hard
-    scores = prior_logits.float().softmax(dim=1)
-    old_new = scores.T @ labels / counts  # (old, new)
-    new_old = (old_new * (counts / len(labels))).T / (scores.mean(0) + TINY) / 2
-    top = torch.cat([prior_cm.float(), _weighted(old_new > MIXED_THRESHOLD, base)], dim=1)
-    bottom = torch.cat([_weighted(new_old > MIXED_THRESHOLD, base), hard], dim=1)
-    return torch.cat([top, bottom])
+    old = len(prior_cm)
+    matrix = torch.zeros(old + len(hard), old + len(hard))
+    matrix[:old, :old] = prior_cm
+    matrix[old:, old:] = hard
+    if prior_logits is not None:
+        scores = prior_logits.float().softmax(dim=1)
+        old_new = scores.T @ labels / counts  # (old, new)
+        new_old = (old_new * (counts / len(labels))).T / (scores.mean(0) + TINY) / 2
+        matrix[:old, old:] = _weighted(old_new > MIXED_THRESHOLD, base)
+        matrix[old:, :old] = _weighted(new_old > MIXED_THRESHOLD, base)
+    return matrix
 
 
 def _weighted(edges: Tensor, base: bool) -> Tensor:
