@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import shutil
+import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from pathlib import Path
@@ -86,19 +87,19 @@ def _run(arguments: Namespace) -> int:
     data = str(local_path(arguments.data or workdir / "data" / f"digits-{VERSION}").absolute())
     classes = _class_count(scenario, data)
     print(scenario.announcement(classes), flush=True)  # nonsense is refused before anything is written
-    from csc.pipelines.local import run_compiled
+    from csc.pipelines.local import StepCrashed, run_compiled
     from csc.pipelines.scenario import compile_pipeline, pipeline_name
 
     with _alone(workdir):
         package = workdir / f"{pipeline_name(scenario)}.yaml"
         compile_pipeline(scenario, classes, package)
         checkpoints = workdir / "checkpoints"
-        run = run_compiled(
-            package,
-            {"data": data, "config": config.to_json(), "checkpoints": str(checkpoints)},
-            workdir,
-            verbose=arguments.verbose,
-        )
+        inputs = {"data": data, "config": config.to_json(), "checkpoints": str(checkpoints)}
+        try:
+            run = run_compiled(package, inputs, workdir, verbose=arguments.verbose)
+        except StepCrashed as error:
+            print(error, file=sys.stderr)
+            return 1
         shutil.rmtree(checkpoints, ignore_errors=True)  # all tasks are registered, nothing is left to take up
     page = workdir / f"{scenario.name}-{config.method}-seed{config.seed}.html"
     shutil.copyfile(run.page, page)

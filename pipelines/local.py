@@ -18,7 +18,7 @@ from kfp import components, local
 
 from csc.errors import CscError
 
-__all__ = ["LocalRun", "StepFailed", "run_compiled"]
+__all__ = ["LocalRun", "StepCrashed", "StepRefused", "run_compiled"]
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _KFP = re.compile(r"\d\d:\d\d:\d\d\.\d{3} - (?P<level>[A-Z]+) - (?P<message>.*)")
@@ -26,12 +26,16 @@ _STARTED = re.compile(r"Executing task '(?P<name>[^']+)'")
 _ENDED = re.compile(r"Task '(?P<name>[^']+)' finished with status (?P<status>\w+)")
 _REUSED = re.compile(r"Task '?(?P<name>[^' ]+)'? cache hit")
 _OUR_ERROR = re.compile(r"\s*csc\.errors\.\w+: (?P<message>.*)")
-_WORTH_SHOWING = ("task ", "data: ")  # how our steps begin their lines; the rest is in the log
+_WORTH_SHOWING = re.compile(r"\s*(task \d|data: )")  # how our steps begin their lines; the rest is in the log
 _PER_TASK = ("split-labels", "build-dataset", "train", "evaluate", "register")
 
 
-class StepFailed(CscError):
-    """A step that ended in an error; the message is the step's own if it was bad input."""
+class StepRefused(CscError):
+    """A step that refused its input; the message is the step's own."""
+
+
+class StepCrashed(Exception):
+    """A step that ended in an error nobody foresaw; the message is the end of its output."""
 
 
 class Narrator(io.TextIOBase):
@@ -46,6 +50,7 @@ class Narrator(io.TextIOBase):
         self.reused: list[str] = []
         self.seconds: dict[str, float] = {}
         self.error: str | None = None
+        self.current = ""
         self.tail: list[str] = []
         self._pending = ""
         self._started = time.monotonic()
@@ -82,7 +87,7 @@ class Narrator(io.TextIOBase):
         if error := _OUR_ERROR.match(line):
             self.error = error["message"]
         self.tail = [*self.tail[-30:], line]
-        if not self.verbose and line.lstrip().startswith(_WORTH_SHOWING):
+        if not self.verbose and _WORTH_SHOWING.match(line):
             self.say("  " + line.strip())
 
     def _message(self, message: str) -> None:
@@ -161,8 +166,8 @@ def run_compiled(package: Path, arguments: Mapping[str, str], workdir: Path, *, 
                 outputs = pipeline(**arguments).outputs
         except RuntimeError as error:
             if narrator.error is not None:
-                raise StepFailed(narrator.error) from None
-            shown = "\n".join(narrator.tail)
-            raise RuntimeError(f"{shown}\n{_COLOUR.sub('', str(error))}; the whole log is {log}") from None
+                raise StepRefused(narrator.error) from None
+            shown = "\n".join(line for line in narrator.tail if line.strip())
+            raise StepCrashed(f"{shown}\n{_COLOUR.sub('', str(error))}; the whole log is {log}") from None
     page = Path(outputs["page"].path)
     return LocalRun(outputs["table"], page, tuple(narrator.reused), narrator.seconds)

@@ -1,5 +1,6 @@
 """Runs of the whole pipeline, small enough for a test: `csc run` as a user starts it, in a process of its own."""
 
+import json
 import os
 import subprocess
 import sys
@@ -34,6 +35,12 @@ def csc(*words, settings=SMALL):
     return subprocess.run(
         command(*words, settings=settings), capture_output=True, text=True, env=environment(), timeout=600
     )
+
+
+def last_results(workdir):
+    """The metrics of all tasks, from the newest record of the last task."""
+    records = sorted(Path(workdir, "pipeline").rglob("registered"), key=lambda path: path.stat().st_mtime)
+    return [task["metrics"] for task in json.loads(records[-1].read_text())["run"]["tasks"]]
 
 
 @pytest.fixture(scope="session")

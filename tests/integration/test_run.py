@@ -1,15 +1,12 @@
 """A scenario through the compiled pipeline: results, tracking, registry, reuse, and death at any moment."""
 
-import json
 import os
 import signal
 import subprocess
-from pathlib import Path
 
 import pytest
 
-from tests.builders import make_coco
-from tests.integration.conftest import SMALL, command, csc, environment
+from tests.integration.conftest import command, csc, environment, last_results
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("pipeline")]
 
@@ -31,12 +28,6 @@ def runs(client):
     for run in found:
         role[run.data.tags["csc.role"]].append(run)
     return role["scenario"], sorted(role["task"], key=lambda run: run.data.tags["csc.task"])
-
-
-def last_results(workdir):
-    """The metrics of all tasks, from the newest record of the last task."""
-    records = sorted(Path(workdir, "pipeline").rglob("registered"), key=lambda path: path.stat().st_mtime)
-    return [task["metrics"] for task in json.loads(records[-1].read_text())["run"]["tasks"]]
 
 
 def test_run_ends_in_a_table_with_one_row_per_task_and_says_where_to_look(undisturbed):
@@ -94,6 +85,7 @@ def test_registered_model_works_by_itself_and_holds_no_pickle(undisturbed, scene
         f"answer = mlflow.pyfunc.load_model('models:/{NAME}@final').predict([sys.argv[2]])\n"
         "assert list(answer.columns) == list('0123456789'), answer.columns\n"
         "assert answer.shape == (1, 10) and ((answer >= 0) & (answer <= 1)).all().all()\n"
+        "import csc; assert 'code' in csc.__file__.split('/'), csc.__file__  # its own code, not what is installed\n"
     )
     script = tmp_path / "use_model.py"
     script.write_text(program)
@@ -159,30 +151,3 @@ def test_run_killed_at_any_moment_and_started_again_gives_the_same_numbers(undis
     for child in children:
         assert [metric.step for metric in client.get_metric_history(child.info.run_id, "train/loss")] == [1, 2]
     assert [metric.step for metric in client.get_metric_history(parent.info.run_id, "mAP")] == [1, 2, 3]
-
-
-@pytest.mark.parametrize("method", ["lwf", "finetune", "joint"])
-def test_every_method_runs_through_the_same_pipeline(scenes, tmp_path, method):
-    done = csc("run", "digits-b0c5", "--method", method, "--data", scenes, "--workdir", tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert len(last_results(tmp_path)) == 2
-
-
-def test_coco_format_set_runs_through_the_same_pipeline(tmp_path):
-    source, data = make_coco(tmp_path / "source"), tmp_path / "data"
-    assert csc("ingest", "coco", "--source", source, "--out", data, "--name", "pets").returncode == 0
-    settings = (*SMALL, "init=scratch", "input.size=32", "train.batch_size=2")
-    done = csc("run", "pets-b0c2", "--data", data, "--workdir", tmp_path / "work", settings=settings)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert len(last_results(tmp_path / "work")) == 2
-
-
-def test_bad_input_found_by_a_step_ends_in_one_line_and_exit_code_2(scenes, tmp_path):
-    done = csc("run", "voc-b0c4", "--data", scenes, "--workdir", tmp_path)
-    assert done.returncode == 2
-    assert len(done.stderr.strip().splitlines()) == 1
-    assert "holds 'digits', scenario 'voc-b0c4' asks for 'voc'" in done.stderr
-    broken = csc("run", "digits-b0c5", "--data", scenes, "--workdir", tmp_path, "--set", "backbone.name=no_such_net")
-    assert broken.returncode == 2
-    assert len(broken.stderr.strip().splitlines()) == 1
-    assert "backbone.name=no_such_net" in broken.stderr

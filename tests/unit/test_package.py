@@ -1,0 +1,48 @@
+"""What is installed, and from what."""
+
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LOCKS = sorted(path for path in (ROOT / "requirements").glob("*.txt") if path.stem != "limits")
+
+
+@pytest.mark.slow
+def test_the_wheel_installs_one_top_level_name_with_everything_below_it(tmp_path):
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*command, "--wheel-dir", tmp_path, ROOT], check=True, cwd=tmp_path)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    assert {name.split("/")[0].split("-")[0] for name in names} == {"csc"}
+    sources = [path for folder in ("csc", "components", "pipelines") for path in (ROOT / folder).rglob("*.py")]
+    assert len([name for name in names if name.endswith(".py")]) == len(sources)
+    for data in ("csc/presets/voc.yaml", "csc/methods/config/csc.yaml", "csc/report/paper_results.yaml"):
+        assert data in names
+
+
+@pytest.mark.parametrize("lock", LOCKS, ids=lambda path: path.stem)
+def test_locks_pin_exact_versions_and_name_no_registry(lock):
+    lines = lock.read_text().splitlines()
+    assert lines
+    for line in lines:
+        assert re.fullmatch(r"[A-Za-z0-9._-]+(\[[a-z,]+\])?==[A-Za-z0-9.+!]+( ; .+)?", line), line
+
+
+def test_all_locks_agree():
+    versions = {}
+    for lock in LOCKS:
+        for line in lock.read_text().splitlines():
+            name, version = line.split("==")
+            assert versions.setdefault(name, version) == version, f"{lock.name}: {name}"
+
+
+def test_make_help_lists_every_command():
+    shown = subprocess.run(["make", "help"], capture_output=True, text=True, cwd=ROOT, check=True).stdout
+    for target in re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE):
+        assert re.search(rf"^{target}\s+\S", shown, re.MULTILINE), target
