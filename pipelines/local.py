@@ -1,10 +1,12 @@
 """Run a compiled pipeline on this machine with kfp.local, and tell a person what happens."""
 
 import contextlib
+import hashlib
 import io
 import logging
 import os
 import re
+import shutil
 import sys
 import time
 import warnings
@@ -17,6 +19,7 @@ from typing import TextIO
 from kfp import components, local
 
 from csc.errors import CscError
+from csc.tracking import tracking_uri
 
 __all__ = ["LocalRun", "StepCrashed", "StepRefused", "run_compiled"]
 
@@ -145,6 +148,14 @@ class LocalRun:
     seconds: dict[str, float]
 
 
+def _cache_of(workdir: Path, tracking: str) -> Path:
+    """The memory of finished steps; it belongs to one tracking server, and is worth nothing without its database."""
+    cache = workdir / "cache" / hashlib.sha256(tracking.encode()).hexdigest()[:12]
+    if tracking.startswith("sqlite:///") and not Path(tracking.removeprefix("sqlite:///")).is_file():
+        shutil.rmtree(cache, ignore_errors=True)
+    return cache
+
+
 def run_compiled(package: Path, arguments: Mapping[str, str], workdir: Path, *, verbose: bool = False) -> LocalRun:
     """Execute a compiled pipeline file; finished steps of earlier tries are reused.
 
@@ -155,7 +166,12 @@ def run_compiled(package: Path, arguments: Mapping[str, str], workdir: Path, *, 
         verbose: show all output, not only what matters.
     """
     os.environ.setdefault("PYTHONUNBUFFERED", "1")  # the steps inherit it, and their lines come as they are printed
-    local.init(local.SubprocessRunner(use_venv=False), pipeline_root=str(workdir / "pipeline"), enable_caching=True)
+    local.init(
+        local.SubprocessRunner(use_venv=False),
+        pipeline_root=str(workdir / "pipeline"),
+        enable_caching=True,
+        cache_root=str(_cache_of(workdir, tracking_uri())),
+    )
     pipeline = components.load_component_from_file(str(package))
     log = workdir / "logs" / f"{package.stem}-{time.strftime('%Y%m%d-%H%M%S')}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
