@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -217,11 +218,11 @@ class Tracker:
         name = model_name(card.scenario, card.method)
         with _one_line():
             model = self._logged_model(package, fingerprint, metrics)
-            version = self._version(name, model.model_id, fingerprint)
-            self.client.set_registered_model_alias(name, f"task-{card.task:02d}", version)
+            number = self._version(name, model.model_id, fingerprint)
+            self.client.set_registered_model_alias(name, f"task-{card.task:02d}", number)
             if card.task == card.tasks:
-                self.client.set_registered_model_alias(name, "final", version)
-        return Registered(name, version, model.model_id, fingerprint, self.child.info.run_id, self.parent.info.run_id)
+                self.client.set_registered_model_alias(name, "final", number)
+        return Registered(name, number, model.model_id, fingerprint, self.child.info.run_id, self.parent.info.run_id)
 
     def _logged_model(self, package: Path, fingerprint: str, metrics: Mapping[str, float]) -> "LoggedModel":
         from mlflow.entities import LoggedModelOutput
@@ -270,10 +271,10 @@ class Tracker:
             "csc.classes_seen": str(len(card.classes)),
             "csc.code_version": card.code_version,
         }
-        version = self.client.create_model_version(
+        made = self.client.create_model_version(
             name, source=f"models:/{model_id}", run_id=self.child.info.run_id, model_id=model_id, tags=tags
         )
-        return str(version.version)
+        return str(made.version)
 
     def finish(self, run: "Run") -> None:
         """Mark a run as finished."""
@@ -317,8 +318,16 @@ def package_model(model: Path, package: Path) -> None:
             loader_module="csc.serving",
             data_path=str(model),
             code_paths=[str(Path(__file__).parent)],
-            pip_requirements=list(REQUIREMENTS),
+            pip_requirements=[_pinned(name) for name in REQUIREMENTS],
         )
+
+
+def _pinned(name: str) -> str:
+    """A requirement at the version of this environment, if it is here."""
+    try:
+        return f"{name}=={version(name)}"
+    except PackageNotFoundError:
+        return name
 
 
 def _artifact_location() -> str | None:

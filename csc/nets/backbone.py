@@ -1,11 +1,9 @@
 """The feature extractor: any timm model by name, with weights whose origin is always recorded."""
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from csc.config import Backbone as BackboneConfig
@@ -53,13 +51,13 @@ class Backbone(nn.Module):
         return maps
 
 
-def build_backbone(config: BackboneConfig, *, pretrained: bool = False) -> Backbone:
-    """Make a timm model without its classifier, with random weights or those of timm's hub."""
+def build_backbone(config: BackboneConfig) -> Backbone:
+    """Make a timm model without its classifier, with random weights."""
     import timm
 
     options = {} if config.output_stride == 32 else {"output_stride": config.output_stride}
     try:
-        net = timm.create_model(config.name, pretrained=pretrained, num_classes=0, global_pool="", **options)
+        net = timm.create_model(config.name, pretrained=False, num_classes=0, global_pool="", **options)
     except (RuntimeError, TypeError, AssertionError, NotImplementedError, ValueError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise BadConfig(
@@ -82,25 +80,30 @@ def initialise(config: BackboneConfig, init: str, *, allow_leaky: bool) -> tuple
         init: `scratch`, `hub` (timm's weights for the name) or the path of a safetensors file.
         allow_leaky: accept weights that were fine-tuned on COCO labels; they are marked in every result.
     """
-    if init == "scratch":
-        return build_backbone(config), Initialisation("scratch", "random", "")
-    if init == "hub":
-        backbone = _from_hub(config)
-        return backbone, Initialisation("hub", config.name, _digest(backbone))
-    path = Path(init).expanduser()
     backbone = build_backbone(config)
+    if init == "scratch":
+        return backbone, Initialisation("scratch", "random", "")
+    path = _from_hub(config.name) if init == "hub" else Path(init).expanduser()
     leaky = _load_file(backbone, path, allow_leaky)
-    return backbone, Initialisation("file", path.name, sha256_file(path), leaky)
+    kind, source = ("hub", config.name) if init == "hub" else ("file", path.name)
+    return backbone, Initialisation(kind, source, sha256_file(path), leaky)
 
 
-def _from_hub(config: BackboneConfig) -> Backbone:
+def _from_hub(name: str) -> Path:
+    """Fetch timm's weights for a model as safetensors; timm itself would fall back to a pickled file."""
+    import timm
+    from huggingface_hub import hf_hub_download
+
+    known = timm.get_pretrained_cfg(name)
+    if known is None or not known.hf_hub_id:
+        raise BadModel(
+            f"init=hub: timm has no weights for {name}; set init=/path/to/weights.safetensors or init=scratch"
+        )
     try:
-        return build_backbone(config, pretrained=True)
-    except BadConfig:
-        raise
+        return Path(hf_hub_download(known.hf_hub_id, "model.safetensors"))
     except Exception as error:  # the hub client raises many kinds
         raise BadModel(
-            f"init=hub: the weights of {config.name} could not be fetched ({type(error).__name__}); "
+            f"init=hub: the weights of {name} could not be fetched ({type(error).__name__}); "
             "on a machine without internet set init=/path/to/weights.safetensors"
         ) from None
 
@@ -144,11 +147,3 @@ def _is_leaky(path: Path, weights: dict[str, Tensor]) -> bool:
     return any(word in path.name.lower() for word in LEAKY_NAMES) or any(
         w.shape[0] == COCO_CLASSES for w in heads if w.ndim
     )
-
-
-def _digest(module: nn.Module) -> str:
-    """SHA-256 over the names and bytes of all weights."""
-    digest = hashlib.sha256()
-    for name, value in sorted(module.state_dict().items()):
-        digest.update(name.encode() + value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()

@@ -3,6 +3,7 @@
 import base64
 import copy
 import dataclasses
+import hashlib
 import io
 import json
 import math
@@ -10,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
+import huggingface_hub
 import numpy as np
 import pandas as pd
 import pytest
-import timm
 import torch
 from PIL import Image
 from safetensors import safe_open
@@ -915,36 +916,32 @@ def test_weights_tuned_on_coco_are_refused_unless_allowed_and_then_marked(tmp_pa
 
 
 def test_without_internet_the_hub_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch):
-    create = timm.create_model
+    def offline(*_: object):
+        raise OSError("Network is unreachable\nand a long trace")
 
-    def offline(name: str, pretrained: bool = False, **options):
-        if pretrained:
-            raise OSError("Network is unreachable\nand a long trace")
-        return create(name, pretrained=pretrained, **options)
-
-    monkeypatch.setattr(timm, "create_model", offline)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", offline)
     with pytest.raises(BadModel, match=r"init=/path/to/weights\.safetensors") as error:
         initialise(settings().backbone, "hub", allow_leaky=False)
     assert one_line(error)
     assert "test_resnet" in str(error.value)
 
 
-def test_weights_from_the_hub_are_recorded_by_name_and_digest(monkeypatch: pytest.MonkeyPatch):
-    create = timm.create_model
-    asked: list[bool] = []
+def test_weights_from_the_hub_are_safetensors_and_recorded_by_name_and_digest(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    asked: list[tuple[str, ...]] = []
 
-    def hub(name: str, pretrained: bool = False, **options):
-        asked.append(pretrained)
-        torch.manual_seed(len(asked) // 3)  # the same weights twice, then others
-        return create(name, pretrained=False, **options)
+    def hub(*words: str) -> str:
+        asked.append(words)
+        return str(weights_file(tmp_path / "model.safetensors"))
 
-    monkeypatch.setattr(timm, "create_model", hub)
-    one, two, other = (initialise(settings().backbone, "hub", allow_leaky=False)[1] for _ in range(3))
-    assert asked == [True] * 3
-    assert (one.kind, one.source, one.leaky) == ("hub", "test_resnet", False)
-    assert len(one.sha256) == 64
-    assert one == two
-    assert one.sha256 != other.sha256
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", hub)
+    backbone, origin = initialise(settings().backbone, "hub", allow_leaky=False)
+    assert asked == [("timm/test_resnet.r160_in1k", "model.safetensors")]
+    assert (origin.kind, origin.source, origin.leaky) == ("hub", "test_resnet", False)
+    assert origin.sha256 == hashlib.sha256((tmp_path / "model.safetensors").read_bytes()).hexdigest()
+    weights = load_file(tmp_path / "model.safetensors")
+    assert all(torch.equal(value, weights[key]) for key, value in backbone.net.state_dict().items())
 
 
 # Progress
