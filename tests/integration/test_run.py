@@ -1,8 +1,12 @@
 """A scenario through the compiled pipeline: results, tracking, registry, reuse, and death at any moment."""
 
+import json
 import os
 import signal
+import socket
 import subprocess
+import time
+import urllib.request
 
 import pytest
 
@@ -111,6 +115,35 @@ def test_predict_names_classes_with_confidences(undisturbed, scenes, tmp_path):
     name, found = done.stdout.strip().split("\t")
     assert name == str(image)
     assert len(found.split(", ")) == 10
+
+
+def test_ui_serves_the_runs_of_the_work_folder(undisturbed):
+    workdir, _ = undisturbed
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    words = command("ui", "--workdir", workdir, "--port", port)
+    with subprocess.Popen(
+        words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment(), start_new_session=True
+    ) as server:
+        try:
+            api = f"http://127.0.0.1:{port}/api/2.0/mlflow"
+            found = json.loads(answer(f"{api}/experiments/get-by-name?experiment_name=csc-digits"))
+        finally:
+            os.killpg(server.pid, signal.SIGTERM)
+    assert found["experiment"]["name"] == "csc-digits"
+
+
+def answer(address, seconds=90):
+    """What a server says once it is up."""
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            with urllib.request.urlopen(address, timeout=5) as reply:
+                return reply.read()
+        except OSError:
+            assert time.monotonic() < until, f"no answer from {address}"
+            time.sleep(0.5)
 
 
 def test_second_call_reuses_every_step_and_adds_nothing(undisturbed, scenes, client):
