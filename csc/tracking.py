@@ -183,6 +183,10 @@ class Tracker:
         with _one_line():
             _log_metrics(self.client, run.info.run_id, values, step)
 
+    def log_epoch(self, epoch: int, log: Mapping[str, float]) -> None:
+        """Log what an epoch (from 0) of the task's training came to, unless it is there already."""
+        self.log_metrics(self.child, {f"train/{name}": value for name, value in log.items()}, epoch + 1)
+
     def log_dataset(self, path: str, context: str, rows: int) -> None:
         """Note a task view as input of the task's run, by its content digest; no data is copied."""
         from mlflow.data.meta_dataset import MetaDataset

@@ -63,13 +63,13 @@ def train(config: str, split: str, train_view: str, out: str, prior: str = "", c
             checkpoint=keep / f"task-{task.index:02d}.safetensors",
             frozen_parameters=start.frozen_parameters,
             optimizer_state=start.optimizer_state,
-            on_epoch=lambda epoch, log: tracker.log_metrics(
-                tracker.child, {f"train/{name}": value for name, value in log.items()}, epoch + 1
-            ),
+            on_epoch=tracker.log_epoch,
         )
         started = time.monotonic()
         log = trainer.run()
         seconds = time.monotonic() - started
+        for epoch, entry in enumerate(log):  # an earlier try may have died between its checkpoint and its log
+            tracker.log_epoch(epoch, entry)
     with atomic_folder(Path(out)) as folder:
         save_network(start.network, start.card, folder)
         if settings.release_quirks.persist_optimizer:

@@ -28,8 +28,9 @@ def test_bad_input_found_by_a_step_ends_in_one_line_and_exit_code_2(scenes, tmp_
     done = csc("run", "voc-b0c4", "--data", scenes, "--workdir", tmp_path)
     assert done.returncode == 2
     assert len(done.stderr.strip().splitlines()) == 1
-    assert "holds 'digits', scenario 'voc-b0c4' asks for 'voc'" in done.stderr
-    broken = csc("run", "digits-b0c5", "--data", scenes, "--workdir", tmp_path, "--set", "backbone.name=no_such_net")
+    assert "holds the data set 'digits', 'voc-b0c4' asks for 'voc'" in done.stderr
+    unknown = ("backbone.name=no_such_net",)
+    broken = csc("run", "digits-b0c5", "--data", scenes, "--workdir", tmp_path, settings=unknown)
     assert broken.returncode == 2
     assert len(broken.stderr.strip().splitlines()) == 1
     assert "backbone.name=no_such_net" in broken.stderr
