@@ -71,7 +71,7 @@ def test_models_are_registered_with_aliases_and_the_model_before_as_input(client
         assert int(version.version) == number
         (output,) = child.outputs.model_outputs
         assert version.source == f"models:/{output.model_id}"
-        inputs = [item.model_id for item in child.inputs.model_inputs]
+        inputs = [item.model_id for item in client.get_run(child.info.run_id).inputs.model_inputs]
         assert inputs == ([] if before is None else [before])
         before = output.model_id
         assert client.get_logged_model(before).status == "READY"
