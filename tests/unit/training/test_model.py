@@ -1,0 +1,142 @@
+"""Model folders."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from csc.data.partial import View
+from csc.errors import BadModel
+from csc.model import fingerprint, load_network, read_card
+from csc.scenario import Task
+from csc.steps.train import _start
+from tests.unit.training.bench import (
+    LINEAR,
+    NEW,
+    SCENARIO,
+    Bench,
+    card_of,
+    changed,
+    fresh_network,
+    one_line,
+    saved_model,
+    settings,
+    state_of,
+    truncate,
+)
+
+
+@pytest.fixture
+def model(tmp_path: Path, tasks: tuple[Task, ...]) -> Path:
+    return saved_model(tmp_path / "model", settings(), tasks[0])
+
+
+@pytest.mark.parametrize(
+    "item", ["cigcn.correlation=G->S", "cigcn.correlation=Z->S", "cigcn.plain=true", LINEAR, "train.channels_last=on"]
+)
+def test_a_saved_model_comes_back_with_identical_logits(bench: Bench, tasks: tuple[Task, ...], item: str):
+    config = settings(item, "train.epochs=1")
+    trainer = bench.trainer(config)
+    trainer.run()  # batch-norm statistics and, with Z, the matrix are no longer the default
+    folder = saved_model(bench.folder / "model", config, tasks[0], trainer.network)
+    network, card = load_network(folder)
+    images = torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8)
+    with torch.no_grad():
+        assert torch.equal(network(images), trainer.network.to(memory_format=torch.contiguous_format).eval()(images))
+    assert not network.training
+    assert card == card_of(config, tasks[0])
+    assert card.settings() == config
+
+
+def test_a_model_folder_holds_no_pickle(model: Path):
+    assert sorted(path.name for path in model.iterdir()) == ["model.json", "model.safetensors"]
+    assert not (model / "model.safetensors").read_bytes().startswith((b"PK", b"\x80"))
+
+
+def test_equal_models_have_equal_fingerprints_and_others_not(model: Path, tmp_path: Path, tasks: tuple[Task, ...]):
+    twin = saved_model(tmp_path / "twin", settings(), tasks[0])
+    other = saved_model(tmp_path / "other", settings(), tasks[0], fresh_network(settings(), seed=1))
+    assert fingerprint(model) == fingerprint(twin) != fingerprint(other)
+
+
+def edit_card(change: Callable[[dict], object]) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        content = json.loads((folder / "model.json").read_text())
+        change(content)
+        (folder / "model.json").write_text(json.dumps(content))
+
+    return edit
+
+
+MODEL_DAMAGES = {
+    "no card": (lambda folder: (folder / "model.json").unlink(), r"model\.json"),
+    "card not JSON": (lambda folder: (folder / "model.json").write_text("{"), r"model\.json"),
+    "card not an object": (lambda folder: (folder / "model.json").write_text("[1]"), r"model\.json"),
+    "card without classes": (edit_card(lambda card: card.pop("classes")), r"model\.json"),
+    "card with a stranger": (edit_card(lambda card: card.update(colour="red")), r"model\.json"),
+    "other format": (edit_card(lambda card: card.update(format=2)), "format 2.*reads format 1"),
+    "no format": (edit_card(lambda card: card.pop("format")), r"model\.json.*format"),
+    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), r"model\.safetensors"),
+    "truncated weights": (lambda folder: truncate(folder / "model.safetensors"), r"model\.safetensors"),
+    "empty weights": (lambda folder: (folder / "model.safetensors").write_bytes(b""), r"model\.safetensors"),
+    "more classes": (edit_card(lambda card: card["classes"].append("x")), r"model\.safetensors.*fit"),
+    "other width": (edit_card(lambda card: card["config"]["cigcn"].update(width=9)), r"model\.safetensors.*fit"),
+    "other head": (edit_card(lambda card: card["config"].update(head="linear")), r"model\.safetensors.*fit"),
+}
+
+
+@pytest.mark.parametrize("damage", MODEL_DAMAGES)
+def test_a_damaged_model_is_refused_in_one_line(model: Path, damage: str):
+    harm, match = MODEL_DAMAGES[damage]
+    harm(model)
+    with pytest.raises(BadModel, match=match) as error:
+        load_network(model)
+    assert one_line(error)
+
+
+@pytest.mark.parametrize("folder", ["nowhere", "."])
+def test_a_folder_without_a_model_is_refused(tmp_path: Path, folder: str):
+    with pytest.raises(BadModel) as error:
+        read_card(tmp_path / folder)
+    assert one_line(error)
+
+
+@pytest.fixture
+def first_model(tmp_path: Path, tasks: tuple[Task, ...]) -> Path:
+    """The model of the base task, with biases that no fresh layer has."""
+    network = fresh_network(settings())
+    with torch.no_grad():
+        network.head.output.bias.fill_(9.0)
+        network.head.specific_cm.bias.fill_(9.0)
+    return saved_model(tmp_path / "prior", settings(), tasks[0], network)
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_legacy_bias_reset_reaches_the_network_of_the_next_task(
+    views: dict[int, View], tasks: tuple[Task, ...], first_model: Path, reset: bool
+):
+    config = settings(f"release_quirks.legacy_bias_reset={reset}")
+    start = _start(config, SCENARIO, tasks[1], views[2], first_model)
+    before, _ = load_network(first_model)
+    for bias in (start.network.head.output.bias, start.network.head.specific_cm.bias):
+        assert (bias[:NEW] == 9).all() != reset
+        assert bias[NEW:].abs().max() < 1
+    assert torch.equal(start.network.head.output.weight[:NEW], before.head.output.weight)
+    assert start.prior is not None
+    assert changed(state_of(before), start.prior) == set()
+    assert start.card.prior_fingerprint == fingerprint(first_model)
+
+
+@pytest.mark.parametrize("quirk", [False, True])
+def test_frozen_names_and_old_moments_reach_the_trainer_only_with_their_quirks(
+    views: dict[int, View], tasks: tuple[Task, ...], first_model: Path, quirk: bool
+):
+    moments = first_model / "optimizer.safetensors"
+    save_file({}, moments)
+    config = settings(f"release_quirks.freeze_grown_layers={quirk}", f"release_quirks.persist_optimizer={quirk}")
+    start = _start(config, SCENARIO, tasks[1], views[2], first_model)
+    assert ("head.general_cm" in start.frozen_parameters) == quirk
+    assert start.optimizer_state == (moments if quirk else None)

@@ -1,0 +1,79 @@
+"""The progress line."""
+
+import io
+from types import SimpleNamespace
+
+import pytest
+
+import csc.progress
+from csc.progress import Progress
+from tests.unit.training.bench import LINEAR, Bench, settings
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Time that passes only when told."""
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(csc.progress, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    return clock
+
+
+def run_epochs(stream: io.StringIO, clock: SimpleNamespace) -> None:
+    """Two epochs of 40 images in batches of 10, a second each."""
+    progress = Progress("task 1/2", 2, 40, stream)
+    for epoch in range(2):
+        for _ in range(4):
+            clock.now += 1
+            progress.advance(epoch, 10)
+        progress.epoch(epoch, {"ce": 0.5, "kd": 0.25})
+
+
+def test_a_log_gets_one_line_per_epoch(clock: SimpleNamespace):
+    stream = io.StringIO()
+    run_epochs(stream, clock)
+    assert stream.getvalue() == (
+        "task 1/2 · epoch 1/2 · ce 0.5000 · kd 0.2500 · 10 images/s · 4 s left\n"
+        "task 1/2 · epoch 2/2 · ce 0.5000 · kd 0.2500 · 10 images/s · 0 s left\n"
+    )
+
+
+def test_a_terminal_line_is_rewritten_in_place(clock: SimpleNamespace):
+    stream = Terminal()
+    run_epochs(stream, clock)
+    lines = stream.getvalue().split("\n")
+    assert len(lines) == 3
+    assert lines[2] == ""
+    for line in lines[:2]:
+        writes = line.split("\r\x1b[K")
+        assert writes[0] == ""
+        assert len(writes) == 1 + 4 + 1  # every second, then the whole epoch
+        assert "ce 0.5000" in writes[-1]
+
+
+def test_the_time_left_falls_steadily(clock: SimpleNamespace):
+    stream = Terminal()
+    run_epochs(stream, clock)
+    writes = stream.getvalue().replace("\n", "").split("\r\x1b[K")[1:]
+    left = [int(write.rsplit("· ", 1)[1].split()[0]) for write in writes]
+    assert left == [7, 6, 5, 4, 4, 3, 2, 1, 0, 0]
+
+
+def test_a_terminal_is_not_flooded(clock: SimpleNamespace):
+    stream = Terminal()
+    progress = Progress("task", 1, 1000, stream)
+    for _ in range(100):
+        clock.now += 0.01
+        progress.advance(0, 1)
+    assert 3 <= stream.getvalue().count("\r") <= 5
+
+
+def test_training_reports_each_epoch_to_a_log(bench: Bench, capsys: pytest.CaptureFixture[str]):
+    bench.trainer(settings(LINEAR)).run()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" · ")[:2] for line in lines] == [["task", "epoch 1/2"], ["task", "epoch 2/2"]]
+    assert all(" · ce " in line for line in lines)
