@@ -93,7 +93,7 @@ def _run(arguments: Namespace) -> int:
     with _alone(workdir):
         package = workdir / f"{pipeline_name(scenario)}.yaml"
         compile_pipeline(scenario, classes, package)
-        checkpoints = workdir / "checkpoints"
+        checkpoints = workdir / "checkpoints" / config.fingerprint(scenario.name, data)  # not those of other runs
         inputs = {"data": data, "config": config.to_json(), "checkpoints": str(checkpoints)}
         try:
             run = run_compiled(package, inputs, workdir, verbose=arguments.verbose)
