@@ -30,6 +30,7 @@ Scores = NDArray[np.floating[Any]]
 Targets = NDArray[np.bool_]
 
 _ENTROPY_EPSILON = 1e-5  # inside the logarithm, as in the loss
+_MANY_TIES = 200  # positives of one class
 
 
 @dataclass(frozen=True)
@@ -65,23 +66,32 @@ def average_precision(scores: Scores, targets: Targets) -> NDArray[np.float64]:
         >>> average_precision(scores, targets).round(4)
         array([0.8333, 0.    ])
     """
-    columns, present = np.ascontiguousarray(scores.T), np.ascontiguousarray(targets.T)  # (classes, images)
-    ranks = (_ranks_of_positives(column, hits) for column, hits in zip(columns, present, strict=True))
+    return _average_precision(_columns(scores), _columns(targets), np.sort(_columns(scores), axis=1))
+
+
+def _average_precision(columns: Scores, hits: Targets, ordered: Scores) -> NDArray[np.float64]:
+    """Average precision from scores and labels with classes first, and the scores in rising order."""
+    ranks = map(_ranks_of_positives, columns, hits, ordered)
     return np.array([np.mean(np.arange(1, rank.size + 1) / rank) if rank.size else 0.0 for rank in ranks])
 
 
-def _ranks_of_positives(column: Scores, hits: Targets) -> NDArray[np.intp]:
+def _ranks_of_positives(column: Scores, hits: Targets, ordered: Scores) -> NDArray[np.intp]:
     """Return the ranks, from 1, of a class's positives among all its scores, best first.
 
-    Only the few positives need their place, and sorting values is many times faster than sorting indices: a float32
-    and the index that decides between equals fit into one integer.
+    Only the few positives need their place, and sorting values is many times faster than sorting indices. The index
+    decides between equal scores: it is looked at where a positive has equals, unless there are very many of them.
     """
-    if column.dtype != np.float32:
+    places = np.flatnonzero(hits)
+    places = places[np.argsort(column[places])]  # neighbours are quickly found one after the other
+    positives = column[places]
+    ranks = column.size - np.searchsorted(ordered, positives, side="right") + 1
+    equals = column.size - np.searchsorted(ordered, positives) - ranks
+    tied = np.flatnonzero(equals)
+    if tied.size > _MANY_TIES:
         return np.flatnonzero(hits[np.argsort(-column, kind="stable")]) + 1
-    bits = (column + np.float32(0)).view(np.uint32)  # + 0 makes -0.0 and 0.0 one value
-    ordered = np.where(bits >> 31, ~bits, bits | 0x80000000)  # the order of floats as that of whole numbers
-    keys = ordered.astype(np.uint64) << 32 | np.arange(column.size, 0, -1, dtype=np.uint64)
-    return column.size - np.searchsorted(np.sort(keys), np.sort(keys[hits])[::-1])
+    for index in tied:
+        ranks[index] += np.count_nonzero(column[: places[index]] == positives[index])
+    return np.sort(ranks)
 
 
 def precision_recall_f1(scores: Scores, targets: Targets, threshold: float = 0.8) -> Thresholded:
@@ -95,10 +105,13 @@ def precision_recall_f1(scores: Scores, targets: Targets, threshold: float = 0.8
         >>> precision_recall_f1(scores, targets)
         Thresholded(CP=0.25, CR=0.5, CF1=0.3333333333333333, OP=0.3333333333333333, OR=0.5, OF1=0.4)
     """
-    predicted = scores > threshold
-    true = np.count_nonzero(predicted & targets, axis=0)  # (classes,)
-    called = np.count_nonzero(predicted, axis=0)
-    actual = np.count_nonzero(targets, axis=0)
+    return _precision_recall_f1(_columns(scores) > threshold, _columns(targets))
+
+
+def _precision_recall_f1(predicted: Targets, hits: Targets) -> Thresholded:
+    true = np.count_nonzero(predicted & hits, axis=1)  # (classes,)
+    called = np.count_nonzero(predicted, axis=1)
+    actual = np.count_nonzero(hits, axis=1)
     return Thresholded(
         CP=float(np.mean(_ratio(true, called))),
         CR=float(np.mean(_ratio(true, actual))),
@@ -148,10 +161,16 @@ def expected_calibration_error(scores: Scores, targets: Targets, bins: int = 15)
         >>> round(expected_calibration_error(np.array([[0.9], [0.9], [0.2]]), np.array([[True], [False], [False]])), 4)
         0.3333
     """
-    bin_of = _bin_of(scores, bins)
-    confidence = np.bincount(bin_of, weights=scores.ravel(), minlength=bins)
-    positive = np.bincount(bin_of[np.flatnonzero(targets)], minlength=bins)
-    return float(np.abs(confidence - positive).sum() / scores.size)  # the size of a bin cancels out
+    return _calibration_error(np.sort(_columns(scores), axis=1), scores[targets], bins)
+
+
+def _calibration_error(ordered: Scores, of_positives: Scores, bins: int = 15) -> float:
+    """The calibration error from scores in rising order per class, and those of all positives."""
+    starts = _starts(ordered, bins)
+    classes, filled = np.nonzero(np.diff(starts, axis=1))  # a bin without scores has no sum
+    sums = np.add.reduceat(ordered.ravel(), starts[classes, filled] + classes * ordered.shape[1], dtype=np.float64)
+    confidence = np.bincount(filled, weights=sums, minlength=bins)
+    return float(np.abs(confidence - _histogram(of_positives, bins)).sum() / ordered.size)  # the size of a bin cancels
 
 
 def confidence_histogram(
@@ -168,10 +187,14 @@ def confidence_histogram(
         >>> confidence_histogram(np.array([[0.1, 0.6], [0.9, 1.0]]), np.array([[False, False], [True, True]]), bins=2)
         (array([0, 2]), array([1, 1]))
     """
-    bin_of = _bin_of(scores, bins)
-    positives = np.bincount(bin_of[np.flatnonzero(targets)], minlength=bins)
-    both = np.bincount(bin_of, minlength=bins)
-    return positives.astype(np.int64, copy=False), (both - positives).astype(np.int64, copy=False)
+    return _confidence_histogram(np.sort(_columns(scores), axis=1), scores[targets], bins)
+
+
+def _confidence_histogram(
+    ordered: Scores, of_positives: Scores, bins: int = 10
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    positives = _histogram(of_positives, bins)
+    return positives, np.diff(_starts(ordered, bins), axis=1).sum(axis=0) - positives
 
 
 def forgetting(best_ap: Mapping[str, float], ap: Mapping[str, float]) -> float:
@@ -222,14 +245,16 @@ def evaluate(
     """
     _check(scores, targets, classes, best_ap)
     # The dtype stays as it is: 0.8 as float32 is not above a threshold of 0.8, but would be after a cast to float64.
-    at_threshold = precision_recall_f1(scores, targets, threshold)
-    ap = dict(zip(classes, (100 * average_precision(scores, targets)).tolist(), strict=True))
-    positives, negatives = confidence_histogram(scores, targets)
+    columns, hits = _columns(scores), _columns(targets)
+    ordered, of_positives = np.sort(columns, axis=1), scores[targets]  # sorted once for all that needs an order
+    at_threshold = _precision_recall_f1(columns > threshold, hits)
+    ap = dict(zip(classes, (100 * _average_precision(columns, hits, ordered)).tolist(), strict=True))
+    positives, negatives = _confidence_histogram(ordered, of_positives)
     return {
         "mAP": sum(ap.values()) / len(ap),
         **{name: 100 * getattr(at_threshold, name) for name in ("CF1", "OF1", "CP", "CR", "OP", "OR")},
         "FPR": 100 * false_positive_rate(scores, targets, threshold),
-        "ECE": 100 * expected_calibration_error(scores, targets),
+        "ECE": 100 * _calibration_error(ordered, of_positives),
         "H": entropy(scores),
         "forgetting": forgetting(best_ap, ap),
         "images": len(scores),
@@ -269,9 +294,24 @@ def _ratio(part: Any, whole: Any) -> NDArray[np.float64]:
     return np.asarray(part / np.maximum(whole, 1), dtype=np.float64)
 
 
-def _bin_of(scores: Scores, bins: int) -> NDArray[np.intp]:
-    """Return the bin of each (image, class) pair, in row order."""
-    return np.minimum(scores.ravel() * bins, bins - 1).astype(np.intp)
+def _columns(values: NDArray[Any]) -> NDArray[Any]:
+    """Classes first, each in one piece of memory."""
+    return np.ascontiguousarray(values.T)
+
+
+def _edges(scores: Scores, bins: int) -> Scores:
+    """The lower edges of the bins in the precision of the scores; nothing lies beyond the last, so 1 counts to it."""
+    return np.append(np.arange(bins) / bins, np.inf).astype(scores.dtype)
+
+
+def _histogram(scores: Scores, bins: int) -> NDArray[np.int64]:
+    return np.diff(np.searchsorted(np.sort(scores), _edges(scores, bins))).astype(np.int64, copy=False)
+
+
+def _starts(ordered: Scores, bins: int) -> NDArray[np.int64]:
+    """Where each bin starts in the rising scores of each class, and where the last one ends."""
+    edges = _edges(ordered, bins)
+    return np.stack([np.searchsorted(column, edges) for column in ordered]).astype(np.int64, copy=False)
 
 
 def _check(scores: Scores, targets: Targets, classes: Sequence[str], best_ap: Mapping[str, float]) -> None:
