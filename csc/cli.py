@@ -7,13 +7,18 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from csc import __version__
+from csc.bench.command import BENCH
 from csc.command import Command
 from csc.config import methods
 from csc.errors import BadData, CscError
 from csc.scenario import CLASS_COUNTS, PAPER_SCENARIOS, Scenario
 from csc.storage import local_path
+
+if TYPE_CHECKING:
+    from csc.data.dataset import Dataset
 
 __all__ = ["main"]
 
@@ -50,6 +55,7 @@ def _parser() -> ArgumentParser:
 def _commands() -> dict[str, Command]:
     plugins = {point.name: point.load() for point in entry_points(group="csc.commands")}
     return plugins | {
+        "bench": BENCH,
         "ingest": Command("turn annotations and images into a data set", _ingest_arguments, _ingest),
         "methods": Command("list the learning methods", _no_arguments, _methods),
         "predict": Command("name the classes in images with a registered model", _predict_arguments, _predict),
@@ -64,42 +70,61 @@ def _no_arguments(parser: ArgumentParser) -> None:
 
 def _ingest_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("kind", choices=["voc2007", "coco2014", "coco", "digits"], help="what the source is")
-    parser.add_argument("--source", metavar="PATH", help="folder or zip with annotations and images (not for digits)")
-    parser.add_argument("--out", metavar="PATH", required=True, help="folder of the data set to make")
+    parser.add_argument(
+        "--source", metavar="PLACE", help="folder, zip or s3:// place with annotations and images (not for digits)"
+    )
+    parser.add_argument("--out", metavar="PLACE", required=True, help="folder or s3:// prefix of the data set to make")
     parser.add_argument("--name", default="custom", help="name of a 'coco' data set, as scenarios use it")
+    parser.add_argument(
+        "--short-side", type=int, metavar="N", help="scale images down to N pixels on their short side (not for digits)"
+    )
+    parser.add_argument("--workers", type=int, metavar="N", help="processes that read images (default: all cores)")
     parser.add_argument(
         "--skip-bad", action="store_true", help="leave out images with unusable annotations, and say so"
     )
 
 
 def _ingest(arguments: Namespace) -> int:
-    from csc.data.coco import ingest_coco, ingest_coco2014
-    from csc.data.digits import ingest_digits
-    from csc.data.published import compare_with_published
-    from csc.data.voc import ingest_voc2007
+    from csc.data.published import compare_with_published, counts_beside_published
 
-    kind, source, out = arguments.kind, arguments.source, arguments.out
-    if kind == "digits":
-        dataset = ingest_digits(out)
-    elif source is None:
-        raise BadData(f"csc ingest {kind}: --source is missing; give the folder or zip with annotations and images")
-    elif kind == "voc2007":
-        dataset = ingest_voc2007(source, out, skip_bad=arguments.skip_bad)
-    elif kind == "coco2014":
-        dataset = ingest_coco2014(source, out)
-    else:
-        if Scenario.parse(f"{arguments.name}-b0c1").dataset != arguments.name:  # no scenario could name the set
-            raise BadData(f"--name {arguments.name}: expected small letters")
-        dataset = ingest_coco(source, out, arguments.name)
-    for split, count in dataset.splits.items():
-        print(f"{split:<6}{count['images']:>8,} images, {count['labelled']:,} with a label")
+    dataset = _ingested(arguments)
+    for line in counts_beside_published(dataset):
+        print(line)
     if skipped := dataset.source.get("skipped"):
         print(f"note: left out {len(skipped)} images with unusable annotations, from {skipped[0]} to {skipped[-1]}")
     for line in compare_with_published(dataset):
         print(f"note: {line}")
-    print(f"{len(dataset.classes)} classes · fingerprint {dataset.fingerprint[:12]} · {dataset.path}")
-    print(f"next: csc run {dataset.name}-b0c{max(1, len(dataset.classes) // 5)} --data {shlex.quote(out)}")
+    print(f"{len(dataset.classes)} classes · fingerprint {dataset.fingerprint[:12]} · {dataset.place}")
+    next_scenario = f"{dataset.name}-b0c{max(1, len(dataset.classes) // 5)}"
+    print(f"next: csc run {next_scenario} --data {shlex.quote(arguments.out)}")
     return 0
+
+
+def _ingested(arguments: Namespace) -> "Dataset":
+    """Make the data set that the arguments ask for."""
+    from csc.data.coco import ingest_coco, ingest_coco2014
+    from csc.data.digits import ingest_digits
+    from csc.data.voc import ingest_voc2007
+    from csc.data.writing import Making
+
+    kind, source, out, short_side = arguments.kind, arguments.source, arguments.out, arguments.short_side
+    for flag, value in (("--workers", arguments.workers), ("--short-side", short_side)):
+        if value is not None and value < 1:
+            raise BadData(f"{flag} {value}: expected 1 or more")
+    making = Making(workers=arguments.workers or len(os.sched_getaffinity(0)), progress=sys.stdout)
+    if kind == "digits":
+        if short_side is not None:
+            raise BadData("csc ingest digits: --short-side is for photographs; scenes of digits are made in their size")
+        return ingest_digits(out, making=making)
+    if source is None:
+        raise BadData(f"csc ingest {kind}: --source is missing; give the folder or zip with annotations and images")
+    if kind == "voc2007":
+        return ingest_voc2007(source, out, skip_bad=arguments.skip_bad, short_side=short_side, making=making)
+    if kind == "coco2014":
+        return ingest_coco2014(source, out, short_side=short_side, making=making)
+    if Scenario.parse(f"{arguments.name}-b0c1").dataset != arguments.name:  # no scenario could name the set
+        raise BadData(f"--name {arguments.name}: expected small letters")
+    return ingest_coco(source, out, arguments.name, short_side=short_side, making=making)
 
 
 def _scenarios(arguments: Namespace) -> int:

@@ -3,25 +3,29 @@
 A category is a label of an image when at least one annotation of it has `iscrowd` = 0. A category present as a crowd
 region only is no label, but it still makes the image part of the task of that class, as in the published benchmark.
 Images without annotations are kept, with no labels.
+
+An annotation file is decoded straight into the few fields that count; outlines, which are most of it, are never built.
 """
 
-import contextlib
+import codecs
 import hashlib
-import io
-import json
 import os
 import re
 import reprlib
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from csc.data.dataset import Dataset, Example, checked_jpeg, write_dataset
+import msgspec
+
+from csc.data.dataset import Dataset
+from csc.data.shards import Listed, SourceImages
 from csc.data.source import Source
+from csc.data.writing import ALONE, Making, write_dataset
 from csc.errors import BadData
 
-__all__ = ["COCO_CLASSES", "ingest_coco", "ingest_coco2014"]
+__all__ = ["COCO_CLASSES", "Split", "ingest_coco", "ingest_coco2014", "read_split"]
 
 COCO_CLASSES = (
     "airplane", "apple", "backpack", "banana", "baseball bat", "baseball glove", "bear", "bed", "bench", "bicycle",
@@ -45,36 +49,75 @@ _EXPECTED = {
     "test": "instances_val*.json, instances_test*.json, val.json or test.json",
 }
 _TABLES = ("images", "annotations", "categories")
-_KINDS = {int: "a whole number", str: "a text"}
+_WHOLE, _TEXT, _FLAG = "a whole number", "a text", "0 or 1"
+
+
+class _Image(msgspec.Struct, gc=False):
+    id: int
+    file_name: str
+
+
+class _Annotation(msgspec.Struct, gc=False):
+    id: int
+    image_id: int
+    category_id: int
+    iscrowd: int | bool = 0
+
+
+class _Category(msgspec.Struct, gc=False):
+    id: int
+    name: str
+
+
+class _File(msgspec.Struct):
+    """The fields of an annotation file that are read; all others are skipped."""
+
+    images: list[_Image]
+    annotations: list[_Annotation]
+    categories: list[_Category]
+
+
+class _Rows(msgspec.Struct):
+    """The tables with rows as they are written, to quote a wrong one."""
+
+    images: list[msgspec.Raw] = []
+    annotations: list[msgspec.Raw] = []
+    categories: list[msgspec.Raw] = []
+
+
+_FIELDS = {
+    "images": {"id": _WHOLE, "file_name": _TEXT},
+    "annotations": {"id": _WHOLE, "image_id": _WHOLE, "category_id": _WHOLE, "iscrowd": _FLAG},
+    "categories": {"id": _WHOLE, "name": _TEXT},
+}
+_TYPES: dict[str, tuple[type, ...]] = {_WHOLE: (int,), _TEXT: (str,), _FLAG: (int, bool)}
 
 
 @dataclass(frozen=True)
-class _Listed:
-    """One image of an annotation file, with its classes and the place of its file."""
-
-    image_id: str
-    split: str
-    labels: tuple[str, ...]
-    difficult: tuple[str, ...]
-    file: PurePosixPath
-
-
-@dataclass(frozen=True)
-class _Annotations:
+class Split:
     """What one annotation file says."""
 
     file: PurePosixPath
     sha256: str
     categories: tuple[str, ...]
-    images: tuple[_Listed, ...]
+    listing: tuple[Listed, ...]
 
 
-def ingest_coco2014(source: str | os.PathLike[str], out: str | os.PathLike[str]) -> Dataset:
+def ingest_coco2014(
+    source: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    short_side: int | None = None,
+    making: Making = ALONE,
+) -> Dataset:
     """Write MS-COCO 2014 as the data set `coco`: train = train2014, test = val2014.
 
     Args:
-        source: folder or zip with `train2014/`, `val2014/` and `annotations/instances_{train,val}2014.json`.
-        out: folder of the data set.
+        source: folder, zip or `s3://` place with `train2014/`, `val2014/` and
+            `annotations/instances_{train,val}2014.json`.
+        out: folder or `s3://` prefix of the data set.
+        short_side: scale images down to this short side; the record of the source then says so.
+        making: how many processes, and where to print how it goes.
     """
     with Source(source) as files:
         root = _root(files)
@@ -85,8 +128,8 @@ def ingest_coco2014(source: str | os.PathLike[str], out: str | os.PathLike[str])
                     f"{files.where(folder / name)}: no such file; expected the {split} annotations of COCO 2014 "
                     "(for another set use 'csc ingest coco')"
                 )
-        annotations = {split: _read(files, root, name, split) for split, name in _COCO2014.items()}
-        for item in annotations.values():
+        train, test = (read_split(files, root, name, split) for split, name in _COCO2014.items())
+        for item in (train, test):
             _check_same(
                 files.where(item.file),
                 item.categories,
@@ -94,10 +137,17 @@ def ingest_coco2014(source: str | os.PathLike[str], out: str | os.PathLike[str])
                 "the 80 of COCO 2014",
                 "use 'csc ingest coco' for another set",
             )
-        return _write(files, annotations, out, "coco", "coco2014")
+        return _write(train, test, SourceImages(files, short_side), out, "coco", "coco2014", making)
 
 
-def ingest_coco(source: str | os.PathLike[str], out: str | os.PathLike[str], name: str) -> Dataset:
+def ingest_coco(
+    source: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    name: str,
+    *,
+    short_side: int | None = None,
+    making: Making = ALONE,
+) -> Dataset:
     """Write a set in COCO format as a data set.
 
     The folder `annotations/` of the source has one file for each split; another file of the same split is refused,
@@ -112,15 +162,24 @@ def ingest_coco(source: str | os.PathLike[str], out: str | os.PathLike[str], nam
     which both count from one do not clash.
 
     Args:
-        source: folder or zip of the set.
-        out: folder of the data set.
+        source: folder, zip or `s3://` place of the set.
+        out: folder or `s3://` prefix of the data set.
         name: of the data set, as scenarios use it.
+        short_side: scale images down to this short side; the record of the source then says so.
+        making: how many processes, and where to print how it goes.
     """
     with Source(source) as files:
         root = _root(files)
         chosen = {split: _choose(files, root / "annotations", split) for split in _ACCEPTED}
-        annotations = {split: _read(files, root, file, split) for split, file in chosen.items()}
-        return _write(files, annotations, out, name, "coco")
+        train, test = (read_split(files, root, file, split) for split, file in chosen.items())
+        _check_same(
+            files.where(test.file),
+            test.categories,
+            train.categories,
+            f"those of {train.file.name}",
+            "give both files the same names",
+        )
+        return _write(train, test, SourceImages(files, short_side), out, name, "coco", making)
 
 
 def _root(files: Source) -> PurePosixPath:
@@ -143,106 +202,88 @@ def _choose(files: Source, folder: PurePosixPath, split: str) -> str:
     return found[0]
 
 
-def _read(files: Source, root: PurePosixPath, name: str, split: str) -> _Annotations:
-    """Read and check one annotation file; every image it lists must have a file."""
+def read_split(files: Source, root: PurePosixPath, name: str, split: str) -> Split:
+    """Read and check one annotation file; every image it lists must have a file.
+
+    Args:
+        files: the source.
+        root: folder that holds `annotations`.
+        name: of the annotation file.
+        split: `train` or `test`.
+    """
     file = root / "annotations" / name
     where, content = files.where(file), files.read(file)
-    tables = _parse(content, where)
+    sha256 = hashlib.sha256(content).hexdigest()
+    tables = _decode(content, where)
+    del content  # the largest part; what is needed of it has been copied
     _check(tables, where)
-    index = _index(tables)
-    names = {number: category["name"] for number, category in index.cats.items()}
-    folder = name.removesuffix(".json").removeprefix("instances_")
-    places = (root / folder, root / "images", root)
-    images = []
-    for number, image in index.imgs.items():
-        candidates = (place / image["file_name"] for place in places)
-        found = next((path for path in candidates if files.has(path)), None)
-        if found is None:
-            raise BadData(
-                f"{where}: image {number}: no file {image['file_name']!r} in {folder}/, images/ or beside "
-                "annotations/; add the file or remove the entry"
-            )
-        annotations = index.imgToAnns.get(number, ())
-        present = {names[item["category_id"]] for item in annotations}
-        labels = {names[item["category_id"]] for item in annotations if not item.get("iscrowd", 0)}
-        classes = tuple(sorted(labels)), tuple(sorted(present - labels))
-        images.append(_Listed(f"{split}-{number:012d}", split, *classes, found))
-    images.sort(key=lambda image: image.image_id)
-    return _Annotations(file, hashlib.sha256(content).hexdigest(), tuple(sorted(names.values())), tuple(images))
+    ordinary, crowded = _classes(tables, where)
+    places = _places(files, root, name, tables.images, where)
+    listing = []
+    for image in sorted(tables.images, key=lambda image: image.id):
+        labels, crowds = ordinary[image.id], crowded.get(image.id, set())
+        classes = tuple(sorted(labels)), tuple(sorted(crowds - labels))
+        listing.append(Listed(f"{split}-{image.id:012d}", split, *classes, places[image.id]))
+    return Split(file, sha256, tuple(sorted(category.name for category in tables.categories)), tuple(listing))
 
 
-def _parse(content: bytes, where: str) -> dict[str, list[Any]]:
-    """Parse an annotation file into its three tables."""
-
-    def without_outline(item: dict[str, Any]) -> dict[str, Any]:
-        item.pop("segmentation", None)  # most of the file, and nothing here needs it: parsed, then dropped at once
-        return item
-
+def _decode(content: bytes, where: str) -> _File:
+    """Decode the fields that are read of an annotation file."""
+    text = memoryview(content)[len(codecs.BOM_UTF8) :] if content.startswith(codecs.BOM_UTF8) else content
     try:
-        parsed = json.loads(content, object_hook=without_outline)
+        return msgspec.json.decode(text, type=_File)
+    except msgspec.ValidationError as error:
+        raise BadData(f"{where}: {_explained(str(error), text)}") from None
     except (ValueError, RecursionError) as error:
         raise BadData(f"{where}: not readable as JSON ({error}); expected a whole COCO annotation file") from None
-    if not isinstance(parsed, dict):
-        raise BadData(f"{where}: holds a {type(parsed).__name__}; expected an object with {', '.join(_TABLES)}")
-    for table in _TABLES:
-        if not isinstance(parsed.get(table), list):
-            wrong = "is not a list" if table in parsed else "is missing"
-            raise BadData(f"{where}: key '{table}' {wrong}; expected an object with lists {', '.join(_TABLES)}")
-    return {table: parsed[table] for table in _TABLES}
 
 
-def _check(tables: dict[str, list[Any]], where: str) -> None:
-    """Check every field that is read later, column by column: a large set has half a million annotations."""
+def _explained(error: str, text: bytes | memoryview) -> str:
+    """Say what is wrong with a file that is JSON, and quote it, given the decoder's words and the place in them."""
+    place = re.search(r"at `\$\.(\w+)(?:\[(\d+)\])?", error)
+    if place and place[2]:
+        rows = getattr(msgspec.json.decode(text, type=_Rows), place[1])
+        return _explained_row(place[1], int(place[2]), msgspec.json.decode(rows[int(place[2])]))
+    if place:
+        return f"key '{place[1]}' is not a list; expected an object with lists {', '.join(_TABLES)}"
+    if missing := re.search(r"missing required field `(\w+)`", error):
+        return f"key '{missing[1]}' is missing; expected an object with lists {', '.join(_TABLES)}"
+    found = error.rpartition("got `")[2].rstrip("`")
+    return f"holds a {'list' if found == 'array' else found}; expected an object with {', '.join(_TABLES)}"
+
+
+def _explained_row(table: str, row: int, item: Any) -> str:
+    for key, expected in _FIELDS[table].items():
+        if not isinstance(item, dict) or (key not in item and expected is not _FLAG):
+            return f"{table}[{row}] has no '{key}'; expected {expected}"
+        if type(item.get(key, 0)) not in _TYPES[expected]:
+            return f"{table}[{row}] has {key} {reprlib.repr(item[key])}; expected {expected}"
+    raise AssertionError("unreachable: the decoder has refused this row")
+
+
+def _check(tables: _File, where: str) -> None:
+    """Check what types alone do not tell of images and categories."""
     for table in ("images", "categories"):
-        if not tables[table]:
+        if not getattr(tables, table):
             raise BadData(f"{where}: '{table}' is empty; expected at least one entry")
-    images = _unique(_column(tables, "images", "id", int, where), "images", "id", where)
-    files = _column(tables, "images", "file_name", str, where)
-    categories = _unique(_column(tables, "categories", "id", int, where), "categories", "id", where)
-    names = _column(tables, "categories", "name", str, where)
-    for row, number in enumerate(tables["images"]):
-        if number["id"] < 0:
-            raise BadData(f"{where}: images[{row}] has id {number['id']}; expected a whole number from 0")
-    _check_texts(files, "images", "file_name", where)
+    _check_unique([image.id for image in tables.images], "images", "id", where)
+    _check_unique([category.id for category in tables.categories], "categories", "id", where)
+    for row, image in enumerate(tables.images):
+        if image.id < 0:
+            raise BadData(f"{where}: images[{row}] has id {image.id}; expected a whole number from 0")
+    names = [category.name for category in tables.categories]
+    _check_texts([image.file_name for image in tables.images], "images", "file_name", where)
     _check_texts(names, "categories", "name", where)
-    _unique(names, "categories", "name", where)
-    _column(tables, "annotations", "id", int, where)
-    for key, known, table in (("image_id", images, "images"), ("category_id", categories, "categories")):
-        values = _column(tables, "annotations", key, int, where)
-        if not known.issuperset(values):
-            row, value = next((row, value) for row, value in enumerate(values) if value not in known)
-            raise BadData(
-                f"{where}: annotations[{row}] has {key} {value}, which is not in '{table}'; remove one or add the other"
-            )
-    for row, item in enumerate(tables["annotations"]):
-        if item.get("iscrowd", 0) not in (0, 1):
-            raise BadData(f"{where}: annotations[{row}] has iscrowd {reprlib.repr(item['iscrowd'])}; expected 0 or 1")
+    _check_unique(names, "categories", "name", where)
 
 
-def _column(tables: dict[str, list[Any]], table: str, key: str, kind: type, where: str) -> list[Any]:
-    """Return one field of all rows of a table, all of one type; the first row that is wrong is named."""
-    rows = tables[table]
-    with contextlib.suppress(KeyError, TypeError, IndexError):
-        values = [row[key] for row in rows]
-        if {type(value) for value in values} <= {kind}:
-            return values
-    for row, item in enumerate(rows):
-        if not isinstance(item, dict) or key not in item:
-            raise BadData(f"{where}: {table}[{row}] has no '{key}'; expected {_KINDS[kind]}")
-        if type(item[key]) is not kind:
-            raise BadData(f"{where}: {table}[{row}] has {key} {reprlib.repr(item[key])}; expected {_KINDS[kind]}")
-    raise AssertionError("unreachable: some row is wrong")
-
-
-def _unique(values: Sequence[Hashable], table: str, key: str, where: str) -> set[Any]:
-    """Return the values as a set; the first one that comes twice is named."""
-    known = set(values)
-    if len(known) < len(values):
+def _check_unique(values: Sequence[Hashable], table: str, key: str, where: str) -> None:
+    """Name the first value that comes twice."""
+    if len(set(values)) < len(values):
         first: dict[Hashable, int] = {}
         for row, value in enumerate(values):
             if first.setdefault(value, row) != row:
                 raise BadData(f"{where}: {table}[{row}] repeats {key} {value!r} of {table}[{first[value]}]; keep one")
-    return known
 
 
 def _check_texts(values: Sequence[str], table: str, key: str, where: str) -> None:
@@ -254,15 +295,45 @@ def _check_texts(values: Sequence[str], table: str, key: str, where: str) -> Non
             )
 
 
-def _index(tables: dict[str, list[Any]]) -> Any:
-    """Index the tables with pycocotools, in silence."""
-    from pycocotools.coco import COCO  # here, so that the class names can be had where pycocotools is not installed
+def _classes(tables: _File, where: str) -> tuple[dict[int, set[str]], dict[int, set[str]]]:
+    """The classes of each image with an ordinary object, and, where there are any, those with a crowd region."""
+    names = {category.id: category.name for category in tables.categories}
+    ordinary: dict[int, set[str]] = {image.id: set() for image in tables.images}
+    crowded: dict[int, set[str]] = {}
+    for row, item in enumerate(tables.annotations):
+        for key, value, known, table in (
+            ("image_id", item.image_id, ordinary, "images"),
+            ("category_id", item.category_id, names, "categories"),
+        ):
+            if value not in known:
+                raise BadData(
+                    f"{where}: annotations[{row}] has {key} {value}, which is not in '{table}'; "
+                    "remove one or add the other"
+                )
+        if item.iscrowd not in (0, 1):
+            raise BadData(f"{where}: annotations[{row}] has iscrowd {item.iscrowd}; expected {_FLAG}")
+        classes = crowded.setdefault(item.image_id, set()) if item.iscrowd else ordinary[item.image_id]
+        classes.add(names[item.category_id])
+    return ordinary, crowded
 
-    with contextlib.redirect_stdout(io.StringIO()):
-        index = COCO()
-        index.dataset = tables
-        index.createIndex()
-    return index
+
+def _places(files: Source, root: PurePosixPath, name: str, images: Sequence[_Image], where: str) -> dict[int, str]:
+    """The file of each image, by its number."""
+    folder = name.removesuffix(".json").removeprefix("instances_")
+    candidates = [(place, files.names(place)) for place in (root / folder, root / "images", root)]
+    places = {}
+    for image in images:
+        simple = "/" not in image.file_name
+        for place, names in candidates:
+            if image.file_name in names if simple else files.has(place / image.file_name):
+                places[image.id] = f"{place}/{image.file_name}"
+                break
+        else:
+            raise BadData(
+                f"{where}: image {image.id}: no file {image.file_name!r} in {folder}/, images/ or beside "
+                "annotations/; add the file or remove the entry"
+            )
+    return places
 
 
 def _check_same(where: str, categories: Sequence[str], expected: Sequence[str], whose: str, advice: str) -> None:
@@ -274,23 +345,24 @@ def _check_same(where: str, categories: Sequence[str], expected: Sequence[str], 
 
 
 def _write(
-    files: Source, annotations: dict[str, _Annotations], out: str | os.PathLike[str], name: str, kind: str
+    train: Split,
+    test: Split,
+    images: SourceImages,
+    out: str | os.PathLike[str],
+    name: str,
+    kind: str,
+    making: Making,
 ) -> Dataset:
-    train, test = annotations["train"], annotations["test"]
-    _check_same(
-        files.where(test.file),
-        test.categories,
+    record = {"kind": kind, "files": {item.file.name: item.sha256 for item in (train, test)}, **images.record}
+    listing = (*train.listing, *test.listing)
+    return write_dataset(
+        out,
+        name,
         train.categories,
-        f"those of {train.file.name}",
-        "give both files the same names",
+        listing,
+        images,
+        record,
+        difficult_is_member=True,
+        state=images.state(listing),
+        making=making,
     )
-    record = {"kind": kind, "files": {item.file.name: item.sha256 for item in (train, test)}}
-    examples = _examples(files, (*train.images, *test.images))
-    return write_dataset(os.fspath(out), name, train.categories, examples, record, difficult_is_member=True)
-
-
-def _examples(files: Source, images: Sequence[_Listed]) -> Iterator[Example]:
-    """Read one image after the other."""
-    for image in images:
-        jpeg, width, height = checked_jpeg(files.read(image.file), files.where(image.file))
-        yield Example(image.image_id, image.split, image.labels, image.difficult, jpeg, width, height)

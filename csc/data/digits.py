@@ -9,7 +9,9 @@ import functools
 import importlib.util
 import io
 import math
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from csc.data.dataset import SPLITS, Dataset, Example, write_dataset
+from csc.data.dataset import SPLITS, Dataset
+from csc.data.shards import Encoded, Listed
+from csc.data.writing import ALONE, Making, write_dataset
 from csc.errors import BadConfig, BadData
-from csc.storage import local_path
+from csc.storage import exists, join
 
 __all__ = ["DIGIT_CLASSES", "compose_scene", "glyph_pools", "ingest_digits"]
 
@@ -49,17 +53,26 @@ CONTRAST = 80  # by how much a digit is at least brighter than what lies below i
 _STROKE = ((np.arange(256) - 80) * 128 // 112).clip(0, 128).astype(np.int16)
 
 Box = tuple[int, int, int, int]  # left, top, right, bottom
+Background = tuple[NDArray[np.int16], NDArray[np.int16]]  # shades and clouds
 
 
-def ingest_digits(out: str | Path, train: int = 3000, test: int = 1000, size: int = 48, seed: int = 0) -> Dataset:
-    """Compose the data set and write it to a folder; one that is already there with the same source is only opened.
+def ingest_digits(
+    out: str | os.PathLike[str],
+    train: int = 3000,
+    test: int = 1000,
+    size: int = 48,
+    seed: int = 0,
+    making: Making = ALONE,
+) -> Dataset:
+    """Compose the data set and write it; one that is already there with the same source is only opened.
 
     Args:
-        out: folder to make.
+        out: folder or `s3://` prefix to make.
         train: number of training scenes.
         test: number of test scenes, made of handwriting that training never shows.
         size: side of a scene, in pixels.
         seed: of all random choices; the handwriting split and the co-occurrence of classes do not depend on it.
+        making: how many processes, and where to print how it goes.
     """
     _check(train=train, test=test, size=size, seed=seed)
     source: dict[str, Any] = {
@@ -70,14 +83,14 @@ def ingest_digits(out: str | Path, train: int = 3000, test: int = 1000, size: in
         "seed": seed,
         "version": VERSION,
     }
-    target = local_path(out)
-    if (target / "dataset.json").is_file():
-        present = Dataset.open(target)
+    if exists(join(out, "dataset.json")):
+        present = Dataset.open(os.fspath(out))
         if present.source == source:
             return present
-        raise BadData(f"{target}: already holds another data set; choose another --out or remove it")
+        raise BadData(f"{out}: already holds another data set; choose another --out or remove it")
     counts = dict(zip(SPLITS, (train, test), strict=True))
-    return write_dataset(target, "digits", DIGIT_CLASSES, _examples(counts, size, seed), source)
+    listing = _listing(counts, seed)
+    return write_dataset(out, "digits", DIGIT_CLASSES, listing, _Scenes(size, seed), source, making=making)
 
 
 def _check(*, train: int, test: int, size: int, seed: int) -> None:
@@ -90,21 +103,33 @@ def _check(*, train: int, test: int, size: int, seed: int) -> None:
         raise BadConfig(f"seed: {seed} is negative; choose 0 or more")
 
 
-def _examples(counts: dict[str, int], size: int, seed: int) -> Iterator[Example]:
+def _listing(counts: dict[str, int], seed: int) -> Iterator[Listed]:
     for split, count in counts.items():
         for index in range(count):
-            image, labels = compose_scene(split, index, size, seed)
+            _, _, classes = _begin_scene(split, index, seed)
+            yield Listed(f"{split}-{index:05d}", split, _names(classes), (), str(index))
+
+
+@dataclass(frozen=True)
+class _Scenes:
+    """The listed scenes, composed."""
+
+    size: int
+    seed: int
+
+    def __call__(self, rows: Sequence[Listed]) -> Iterator[Encoded]:
+        for row in rows:
+            image, _ = compose_scene(row.split, int(row.place), self.size, self.seed)
             encoded = io.BytesIO()
             image.save(encoded, "JPEG", quality=JPEG_QUALITY)
-            yield Example(f"{split}-{index:05d}", split, labels, (), encoded.getvalue(), size, size)
+            yield Encoded(encoded.getvalue(), self.size, self.size)
 
 
 def compose_scene(split: str, index: int, size: int = 48, seed: int = 0) -> tuple[Image.Image, tuple[str, ...]]:
     """Compose scene number `index` of a split; return the RGB image and its classes in order, each once."""
-    rng = np.random.default_rng([seed, SPLITS.index(split), index])
+    rng, background, classes = _begin_scene(split, index, seed)
     pools, glyphs = glyph_pools()[split], _padded_glyphs()
-    canvas = _background(size, rng)
-    classes = _draw_classes(rng)
+    canvas = _background(*background, size)
     boxes: list[Box] = []
     for digit in classes:
         height = size * rng.uniform(SMALLEST, LARGEST[len(classes) - 1])
@@ -114,7 +139,18 @@ def compose_scene(split: str, index: int, size: int = 48, seed: int = 0) -> tupl
         boxes.append(box)
         _lay(opacity, canvas[box[1] : box[3], box[0] : box[2]], rng)
     canvas += _grain(canvas.shape, rng)
-    return _image(canvas), tuple(DIGIT_CLASSES[digit] for digit in sorted(set(classes)))
+    return _image(canvas), _names(classes)
+
+
+def _begin_scene(split: str, index: int, seed: int) -> tuple[np.random.Generator, Background, list[int]]:
+    """Draw the background of a scene and its digits; return them after what draws the rest."""
+    rng = np.random.default_rng([seed, SPLITS.index(split), index])
+    return rng, _draw_background(rng), _draw_classes(rng)
+
+
+def _names(digits: Sequence[int]) -> tuple[str, ...]:
+    """Classes in order, each once."""
+    return tuple(DIGIT_CLASSES[digit] for digit in sorted(set(digits)))
 
 
 @functools.cache
@@ -175,13 +211,17 @@ def _draw_classes(rng: np.random.Generator) -> list[int]:
     return classes
 
 
-def _background(size: int, rng: np.random.Generator) -> NDArray[np.int16]:
-    """A base colour with broad shades and finer clouds, each of a random strength, (size, size, 3)."""
+def _draw_background(rng: np.random.Generator) -> Background:
+    """Draw broad shades of a base colour, (3, 3, 3), and finer clouds, (n, n, 3), each of a random strength."""
     cells, shade, cloud = int(rng.integers(8, 17)), int(rng.integers(5, 30)), int(rng.integers(3, 20))
     base = rng.integers(20, 110, size=3, dtype=np.int16)
     shades = base + rng.integers(-shade, shade + 1, size=(3, 3, 3), dtype=np.int16)
-    clouds = _enlarged(shades, cells) + rng.integers(-cloud, cloud + 1, size=(cells, cells, 3), dtype=np.int16)
-    return _enlarged(clouds, size)
+    return shades, rng.integers(-cloud, cloud + 1, size=(cells, cells, 3), dtype=np.int16)
+
+
+def _background(shades: NDArray[np.int16], clouds: NDArray[np.int16], size: int) -> NDArray[np.int16]:
+    """Clouds before shades, (size, size, 3)."""
+    return _enlarged(_enlarged(shades, len(clouds)) + clouds, size)
 
 
 def _enlarged(pixels: NDArray[np.int16], size: int) -> NDArray[np.int16]:

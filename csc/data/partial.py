@@ -6,6 +6,7 @@ shards and carries their place, so that whoever reads a view never needs the dat
 """
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,7 @@ class View:
 
     table: pa.Table  # image_id, shard, row, labels: list<int16>
     classes: tuple[str, ...]
-    images: Path
+    images: str  # the place of the shards
     fingerprint: str
 
     def __len__(self) -> int:
@@ -60,7 +61,7 @@ def train_view(dataset: Dataset, task: Task, *, labels: str = "task") -> View:
     view = _view(dataset, "train", member=shown, shown=shown, seen=task.seen)
     if len(view) == 0:
         raise BadData(
-            f"{dataset.path}: no training image for task {task.index}; none has one of its classes {', '.join(shown)}"
+            f"{dataset.place}: no training image for task {task.index}; none has one of its classes {', '.join(shown)}"
         )
     return view
 
@@ -69,7 +70,7 @@ def test_view(dataset: Dataset, task: Task) -> View:
     """The test images of a task: those with any class seen so far, with all seen labels."""
     view = _view(dataset, "test", member=task.seen, shown=task.seen, seen=task.seen)
     if len(view) == 0:
-        raise BadData(f"{dataset.path}: no test image for task {task.index}; none has a class seen so far")
+        raise BadData(f"{dataset.place}: no test image for task {task.index}; none has a class seen so far")
     return view
 
 
@@ -104,7 +105,7 @@ def _pairs(column: pa.ChunkedArray, classes: Sequence[str]) -> tuple[np.ndarray[
 
 def write_view(view: View, path: Path) -> None:
     """Write a view as Parquet; classes, image place and data fingerprint go into the file's metadata."""
-    facts = {"classes": view.classes, "images": str(view.images), "fingerprint": view.fingerprint}
+    facts = {"classes": view.classes, "images": view.images, "fingerprint": view.fingerprint}
     with atomic_file(path) as aside:
         pq.write_table(view.table.replace_schema_metadata({_METADATA_KEY: json.dumps(facts)}), aside)
 
@@ -114,6 +115,6 @@ def read_view(path: str | Path) -> View:
     try:
         table = pq.ParquetFile(path).read()
         facts = json.loads(table.schema.metadata[_METADATA_KEY])
-        return View(table, tuple(facts["classes"]), Path(facts["images"]), facts["fingerprint"])
+        return View(table, tuple(facts["classes"]), os.fspath(facts["images"]), facts["fingerprint"])
     except (OSError, pa.ArrowInvalid, KeyError, TypeError, ValueError) as error:
         raise BadData(f"{path}: not a task view ({error}); build it again with the build_dataset step") from None

@@ -2,7 +2,7 @@
 
 from csc.data.dataset import Dataset
 
-__all__ = ["compare_with_published", "published_counts"]
+__all__ = ["compare_with_published", "counts_beside_published", "published_counts"]
 
 _COUNTS = {
     "voc2007": {"train": {"images": 5_011}, "test": {"images": 4_952}},
@@ -23,6 +23,20 @@ def published_counts(kind: str) -> dict[str, dict[str, int]]:
     {}
     """
     return {split: dict(counts) for split, counts in _COUNTS.get(kind, {}).items()}
+
+
+def counts_beside_published(dataset: Dataset) -> list[str]:
+    """Return one readable line for each split: how many images, and how many a whole benchmark has."""
+    published = published_counts(str(dataset.source.get("kind")))
+    lines = []
+    for split, counts in dataset.splits.items():
+        parts = [
+            f"{counts[key]:>{width},} {words}" + (f" (published: {known:,})" if known is not None else "")
+            for key, words, width in (("images", "images", 8), ("labelled", "with a label", 0))
+            for known in [published.get(split, {}).get(key)]
+        ]
+        lines.append(f"{split:<6}" + ", ".join(parts))
+    return lines
 
 
 def compare_with_published(dataset: Dataset) -> list[str]:

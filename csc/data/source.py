@@ -1,56 +1,51 @@
-"""Where raw data lies: a folder or a zip file, read the same way and without unpacking."""
+"""Where raw data lies: a folder or a zip file, here or in a bucket, read the same way and without unpacking."""
 
 import os
+import struct
 import zipfile
 import zlib
 from collections.abc import Iterable
-from pathlib import PurePosixPath
-from typing import NamedTuple
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO, NamedTuple, Protocol
 
 from csc.errors import BadData
-from csc.storage import local_path
+from csc.storage import is_remote, join, list_below, local_path, open_remote, read_bytes
 
 __all__ = ["Source"]
 
 _READ_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, RuntimeError)
-
-
-class _Listing(NamedTuple):
-    """What lies directly in one folder."""
-
-    files: frozenset[str]
-    folders: frozenset[str]
+_HEADER = 30
+_ENCRYPTED = 1
 
 
 class Source:
-    """A folder or a zip file; names inside are relative, with forward slashes, and never lead out of it."""
+    """A folder or a zip file; names inside are relative, with forward slashes, and never lead out of it.
+
+    In a bucket, an address that ends in `.zip` is a zip file, read by ranges; any other is a prefix, listed once and
+    only if somebody asks what there is. Threads may share a source. Another process needs one of its own, opened there
+    or pickled; for a bucket that costs a few requests.
+    """
 
     def __init__(self, uri: str | os.PathLike[str]) -> None:
-        self.path = local_path(uri)
+        self.path: Path | str = os.fspath(uri) if is_remote(uri) else local_path(uri)
         self._listings: dict[PurePosixPath, _Listing] = {}
-        self._zip: zipfile.ZipFile | None = None
-        self._members: dict[PurePosixPath, str] = {}
-        if self.path.is_dir():
-            return
-        if not self.path.exists():
-            raise BadData(
-                f"{self.path}: no such folder or zip file; give the one that holds the images and annotations"
-            )
         try:
-            self._zip = zipfile.ZipFile(self.path)
+            self._files = _opened(self.path)
         except _READ_ERRORS as error:
             raise BadData(
                 f"{self.path}: not readable as a zip file ({error}); give a whole zip or an unpacked folder"
             ) from None
-        self._members = {PurePosixPath(name): name for name in self._zip.namelist() if not name.endswith("/")}
-        self._listings = _listings(self._members)
 
     def __enter__(self) -> "Source":
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._zip is not None:
-            self._zip.close()
+        self._files.close()
+
+    def __reduce__(self) -> tuple[type["Source"], tuple[str]]:
+        return Source, (str(self.path),)
 
     def names(self, folder: str | PurePosixPath = "") -> frozenset[str]:
         """The names of the files directly in a folder; empty when there is no such folder."""
@@ -69,10 +64,12 @@ class Source:
     def read(self, name: str | PurePosixPath) -> bytes:
         """The content of one file."""
         path = PurePosixPath(name)
-        if not self.has(path):
-            raise BadData(f"{self.where(path)}: no such file")
         try:
-            return (self.path / path).read_bytes() if self._zip is None else self._zip.read(self._members[path])
+            if _leads_out(path):
+                raise FileNotFoundError
+            return self._files.read(path)
+        except FileNotFoundError:
+            raise BadData(f"{self.where(path)}: no such file") from None
         except _READ_ERRORS as error:
             raise BadData(f"{self.where(path)}: not readable ({error}); copy or download it again") from None
 
@@ -81,29 +78,156 @@ class Source:
         text = f"{self.path}/{PurePosixPath(name)}"
         return text if text.isprintable() else ascii(text)
 
-    def _list(self, folder: PurePosixPath) -> _Listing:
+    def _list(self, folder: PurePosixPath) -> "_Listing":
         if folder not in self._listings:
-            self._listings[folder] = self._scan(folder)
-        return self._listings[folder]
-
-    def _scan(self, folder: PurePosixPath) -> _Listing:
-        """List one folder of the file system; anything outside the source counts as empty."""
-        files: set[str] = set()
-        folders: set[str] = set()
-        if self._zip is None and not folder.is_absolute() and ".." not in folder.parts:
             try:
-                with os.scandir(self.path / folder) as entries:
-                    for entry in entries:
-                        (folders if entry.is_dir() else files).add(entry.name)
-            except (FileNotFoundError, NotADirectoryError):
-                pass
+                self._listings[folder] = _Listing() if _leads_out(folder) else self._files.list(folder)
             except (OSError, ValueError) as error:
                 raise BadData(f"{self.where(folder)}: not readable ({error}); expected a folder you may read") from None
+        return self._listings[folder]
+
+
+class _Listing(NamedTuple):
+    """What lies directly in one folder."""
+
+    files: frozenset[str] = frozenset()
+    folders: frozenset[str] = frozenset()
+
+
+class _Files(Protocol):
+    """Files by relative path; one that is not there is a FileNotFoundError, a folder that is not there is empty."""
+
+    def read(self, path: PurePosixPath) -> bytes: ...
+
+    def list(self, folder: PurePosixPath) -> _Listing: ...
+
+    def close(self) -> None: ...
+
+
+class _Folder:
+    """The files below a local folder."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def read(self, path: PurePosixPath) -> bytes:
+        return (self._root / path).read_bytes()
+
+    def list(self, folder: PurePosixPath) -> _Listing:
+        files: set[str] = set()
+        folders: set[str] = set()
+        try:
+            with os.scandir(self._root / folder) as entries:
+                for entry in entries:
+                    (folders if entry.is_dir() else files).add(entry.name)
+        except (FileNotFoundError, NotADirectoryError):
+            pass
         return _Listing(frozenset(files), frozenset(folders))
+
+    def close(self) -> None: ...
+
+
+class _Zip:
+    """The members of a zip file; threads that read wait for each other."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        try:
+            self._zip = zipfile.ZipFile(file)
+        except BaseException:
+            file.close()
+            raise
+        self._members = {PurePosixPath(info.filename): info for info in self._zip.infolist() if not info.is_dir()}
+        self._listings = _listings(self._members)
+
+    def read(self, path: PurePosixPath) -> bytes:
+        if path not in self._members:
+            raise FileNotFoundError
+        return self._content(self._members[path])
+
+    def _content(self, member: zipfile.ZipInfo) -> bytes:
+        return self._zip.read(member)
+
+    def list(self, folder: PurePosixPath) -> _Listing:
+        return self._listings.get(folder, _Listing())
+
+    def close(self) -> None:
+        self._zip.close()
+        self._file.close()
+
+
+class _RemoteZip(_Zip):
+    """The members of a zip file in a bucket: each is one request, and threads do not wait for each other."""
+
+    def __init__(self, uri: str) -> None:
+        self._object = open_remote(uri)
+        super().__init__(self._object)
+        starts = sorted([*(member.header_offset for member in self._zip.infolist()), self._zip.start_dir])
+        self._ends = dict(pairwise(starts))
+
+    def _content(self, member: zipfile.ZipInfo) -> bytes:
+        if member.flag_bits & _ENCRYPTED or member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            return super()._content(member)
+        start = member.header_offset
+        return _unpacked(member, self._object.read_at(start, self._ends[start]))
+
+
+def _unpacked(member: zipfile.ZipInfo, content: bytes) -> bytes:
+    """Decode one member from its bytes in the zip file: a header of 30 bytes, name, extra field, data."""
+    if content[:4] != b"PK\x03\x04" or len(content) < _HEADER:
+        raise zipfile.BadZipFile("no header of a file where one should be")
+    name, extra = struct.unpack_from("<HH", content, _HEADER - 4)
+    start = _HEADER + name + extra
+    data = content[start : start + member.compress_size]
+    if member.compress_type == zipfile.ZIP_DEFLATED:
+        data = zlib.decompress(data, -zlib.MAX_WBITS)
+    if (len(data), zlib.crc32(data)) != (member.file_size, member.CRC):
+        raise zipfile.BadZipFile("wrong checksum")
+    return data
+
+
+class _Prefix:
+    """The objects below a prefix of a bucket."""
+
+    def __init__(self, uri: str) -> None:
+        self._uri = uri
+        if next(list_below(uri), None) is None:
+            raise _missing(uri)
+
+    def read(self, path: PurePosixPath) -> bytes:
+        return read_bytes(join(self._uri, str(path)))
+
+    def list(self, folder: PurePosixPath) -> _Listing:
+        return self._listings.get(folder, _Listing())
+
+    @cached_property
+    def _listings(self) -> dict[PurePosixPath, _Listing]:
+        return _listings(PurePosixPath(name) for name, _ in list_below(self._uri))
+
+    def close(self) -> None: ...
+
+
+def _opened(place: Path | str) -> _Files:
+    """Tell a folder from a zip file; refuse what is neither."""
+    if isinstance(place, str):
+        return _RemoteZip(place) if place.lower().endswith(".zip") else _Prefix(place)
+    if place.is_dir():
+        return _Folder(place)
+    if not place.exists():
+        raise _missing(place)
+    return _Zip(place.open("rb"))
+
+
+def _missing(place: Path | str) -> BadData:
+    return BadData(f"{place}: no such folder or zip file; give the one that holds the images and annotations")
+
+
+def _leads_out(path: PurePosixPath) -> bool:
+    return path.is_absolute() or ".." in path.parts
 
 
 def _listings(members: Iterable[PurePosixPath]) -> dict[PurePosixPath, _Listing]:
-    """Sort the members of a zip into folders."""
+    """Sort files into their folders."""
     files: dict[PurePosixPath, set[str]] = {}
     folders: dict[PurePosixPath, set[str]] = {}
     for path in members:

@@ -11,12 +11,12 @@ only is set apart: it is neither a label nor a reason for the image to belong to
 import hashlib
 import os
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from csc.data.dataset import Dataset, Example, checked_jpeg, write_dataset
+from csc.data.dataset import Dataset
+from csc.data.shards import Listed, SourceImages, read_ahead
 from csc.data.source import Source
+from csc.data.writing import ALONE, Making, write_dataset
 from csc.errors import BadData
 
 __all__ = ["VOC_CLASSES", "ingest_voc2007"]
@@ -30,27 +30,26 @@ _LISTS = {"train": "trainval.txt", "test": "test.txt"}
 _LAYOUT = {"Annotations", "ImageSets", "JPEGImages"}
 
 
-@dataclass(frozen=True)
-class _Annotated:
-    """One listed image and the classes of its objects."""
-
-    image_id: str
-    split: str
-    labels: tuple[str, ...]
-    difficult: tuple[str, ...]
-
-
-def ingest_voc2007(source: str | os.PathLike[str], out: str | os.PathLike[str], *, skip_bad: bool = False) -> Dataset:
+def ingest_voc2007(
+    source: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    skip_bad: bool = False,
+    short_side: int | None = None,
+    making: Making = ALONE,
+) -> Dataset:
     """Write PASCAL VOC 2007 as the data set `voc`.
 
     Lists and annotations are checked as a whole before anything is written; images are then read one by one.
     The width and height of an image are those of the JPEG; what the XML says of them is not read.
 
     Args:
-        source: folder or zip that is, or holds, `VOCdevkit` or `VOC2007`.
-        out: folder of the data set.
+        source: folder, zip or `s3://` place that is, or holds, `VOCdevkit` or `VOC2007`.
+        out: folder or `s3://` prefix of the data set.
         skip_bad: leave out images whose annotation cannot be used instead of stopping at the first; the record of
             the source then says how many.
+        short_side: scale images down to this short side; the record of the source then says so.
+        making: how many processes, and where to print how it goes.
     """
     with Source(source) as files:
         root = _root(files)
@@ -62,14 +61,18 @@ def ingest_voc2007(source: str | os.PathLike[str], out: str | os.PathLike[str], 
                 f"{files.where(lists['test'])}: image '{twice[0]}' is in trainval.txt too; "
                 "an image belongs to one of the two"
             )
-        annotated, digest, skipped = _read_annotations(files, root, ids, skip_bad)
+        listing, digest, skipped = _read_annotations(files, root, ids, skip_bad)
+        images = SourceImages(files, short_side)
         record = {
             "kind": "voc2007",
             "files": {name.name: hashlib.sha256(files.read(name)).hexdigest() for name in lists.values()},
             "annotations_sha256": digest,
             **({"skipped": skipped} if skipped else {}),
+            **images.record,
         }
-        return write_dataset(os.fspath(out), "voc", VOC_CLASSES, _examples(files, root, annotated), record)
+        return write_dataset(
+            out, "voc", VOC_CLASSES, listing, images, record, state=images.state(listing), making=making
+        )
 
 
 def _root(files: Source) -> PurePosixPath:
@@ -113,28 +116,34 @@ def _read_ids(files: Source, name: PurePosixPath) -> list[str]:
 
 def _read_annotations(
     files: Source, root: PurePosixPath, ids: dict[str, list[str]], skip_bad: bool
-) -> tuple[list[_Annotated], str, list[str]]:
-    """Read the annotations of all listed images, the SHA-256 over all of them, and the ids that were left out."""
+) -> tuple[list[Listed], str, list[str]]:
+    """List the images with their classes; return it, the SHA-256 over all annotations, and the ids left out."""
+    splits = [(image_id, split) for split, image_ids in ids.items() for image_id in image_ids]
+    names = [_names(files, root, image_id, _LISTS[split]) for image_id, split in splits]
+    contents = read_ahead(files, [annotation for annotation, _ in names])
     digest = hashlib.sha256()
-    annotated, skipped = [], []
-    for split, image_ids in ids.items():
-        for image_id in image_ids:
-            image, annotation = _image(root, image_id), root / "Annotations" / f"{image_id}.xml"
-            for name in (annotation, image):
-                if not files.has(name):
-                    raise BadData(
-                        f"{files.where(name)}: no such file, but {_LISTS[split]} lists image '{image_id}'; "
-                        "add the file or remove the id"
-                    )
-            content = files.read(annotation)
-            digest.update(hashlib.sha256(content).digest())
-            try:
-                annotated.append(_Annotated(image_id, split, *_classes(content, files.where(annotation))))
-            except BadData:
-                if not skip_bad:
-                    raise
-                skipped.append(image_id)
-    return annotated, digest.hexdigest(), skipped
+    listing, skipped = [], []
+    for (image_id, split), (annotation, image), content in zip(splits, names, contents, strict=True):
+        digest.update(hashlib.sha256(content).digest())
+        try:
+            listing.append(Listed(image_id, split, *_classes(content, files.where(annotation)), image))
+        except BadData:
+            if not skip_bad:
+                raise
+            skipped.append(image_id)
+    return listing, digest.hexdigest(), skipped
+
+
+def _names(files: Source, root: PurePosixPath, image_id: str, listed_in: str) -> tuple[str, str]:
+    """The names of the annotation and of the image of a listed id; both must be there."""
+    names = root / "Annotations" / f"{image_id}.xml", root / "JPEGImages" / f"{image_id}.jpg"
+    for name in names:
+        if not files.has(name):
+            raise BadData(
+                f"{files.where(name)}: no such file, but {listed_in} lists image '{image_id}'; "
+                "add the file or remove the id"
+            )
+    return str(names[0]), str(names[1])
 
 
 def _classes(content: bytes, where: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -159,15 +168,3 @@ def _classes(content: bytes, where: str) -> tuple[tuple[str, ...], tuple[str, ..
             raise BadData(f"{where}: object {number} has difficult = {difficult!r}; expected 0 or 1")
         found[difficult].add(name)
     return tuple(sorted(found["0"])), tuple(sorted(found["1"]))
-
-
-def _image(root: PurePosixPath, image_id: str) -> PurePosixPath:
-    return root / "JPEGImages" / f"{image_id}.jpg"
-
-
-def _examples(files: Source, root: PurePosixPath, annotated: list[_Annotated]) -> Iterator[Example]:
-    """Read one image after the other."""
-    for item in annotated:
-        name = _image(root, item.image_id)
-        jpeg, width, height = checked_jpeg(files.read(name), files.where(name))
-        yield Example(item.image_id, item.split, item.labels, item.difficult, jpeg, width, height)

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from csc.data.dataset import Dataset
 from csc.errors import BadData
 from csc.scenario import Scenario
-from csc.storage import local_path
+from csc.storage import absolute, exists, join
 from csc.version import code_version
 
 __all__ = ["Origin", "ingest"]
@@ -38,10 +38,10 @@ def ingest(scenario: str, data: str) -> Origin:
 
     Args:
         scenario: name, for instance `voc-b0c4`.
-        data: folder that holds, or for digits will hold, the data set.
+        data: folder or `s3://` prefix that holds, or for digits will hold, the data set.
     """
     wanted = Scenario.parse(scenario)
-    if wanted.dataset == "digits" and not (local_path(data) / "dataset.json").is_file():
+    if wanted.dataset == "digits" and not exists(join(data, "dataset.json")):
         from csc.data.digits import ingest_digits
 
         ingest_digits(data)
@@ -51,4 +51,4 @@ def ingest(scenario: str, data: str) -> Origin:
     counts = " · ".join(f"{split} {count['images']:,}" for split, count in dataset.splits.items())
     print(wanted.announcement(len(dataset.classes)))
     print(f"data: {counts} images · fingerprint {dataset.fingerprint[:12]}")
-    return Origin(str(local_path(data).absolute()), dataset.fingerprint, code_version())
+    return Origin(absolute(data), dataset.fingerprint, code_version())

@@ -91,6 +91,12 @@ def source_is_another_file(raw: Path, out: Path) -> None:
     raw.write_text("a text file")
 
 
+def image_is_a_dangling_link(raw: Path, out: Path) -> None:
+    image = raw / VOC / "JPEGImages" / "000002.jpg"
+    image.unlink()
+    image.symlink_to("nowhere")
+
+
 def out_not_empty(raw: Path, out: Path) -> None:
     out.mkdir()
     (out / "thesis.txt").write_text("the only copy")
@@ -155,6 +161,7 @@ VOC_CASES: list[tuple[str, Spoil, tuple[str, ...]]] = [
     ("broken JPEG", write(f"{VOC}/JPEGImages/000002.jpg", "no image"), ("000002.jpg", "broken image")),
     ("truncated JPEG", cut(f"{VOC}/JPEGImages/000009.jpg", 0.7), ("000009.jpg", "broken image", "truncated")),
     ("zero-byte JPEG", write(f"{VOC}/JPEGImages/000002.jpg", b""), ("000002.jpg", "broken image")),
+    ("JPEG that leads nowhere", image_is_a_dangling_link, ("000002.jpg", "no such file")),
     ("malformed XML", cut(f"{VOC}/Annotations/000004.xml", 0.5), ("000004.xml", "not readable as XML")),
     ("empty XML", write(f"{VOC}/Annotations/000004.xml", ""), ("000004.xml", "not readable as XML")),
     ("XML of something else", write(f"{VOC}/Annotations/000004.xml", "<html/>"), ("'html'", "<annotation>")),
@@ -203,6 +210,18 @@ COCO_CASES: list[tuple[str, Spoil, tuple[str, ...]]] = [
     ("annotation without id", drop(TRAIN, "annotations", 0, "id"), ("annotations[0]", "no 'id'")),
     ("image id in an annotation is a list", put(TRAIN, "annotations", 1, image_id=[3]), ("annotations[1]", "[3]")),
     ("iscrowd is a word", put(TRAIN, "annotations", 1, iscrowd="no"), ("annotations[1]", "iscrowd 'no'", "0 or 1")),
+    ("iscrowd is 2", put(TRAIN, "annotations", 1, iscrowd=2), ("annotations[1]", "iscrowd 2", "0 or 1")),
+    ("iscrowd is null", put(TRAIN, "annotations", 1, iscrowd=None), ("annotations[1]", "iscrowd None", "0 or 1")),
+    ("image id is a fraction", put(TRAIN, "images", 1, id=4.5), ("images[1]", "id 4.5", "a whole number")),
+    ("image id is true", put(TRAIN, "images", 1, id=True), ("images[1]", "id True", "a whole number")),
+    ("file_name is a number", put(TRAIN, "images", 1, file_name=7), ("images[1]", "file_name 7", "a text")),
+    ("category is null", put(TRAIN, "categories", 1, name=None), ("categories[1]", "name None", "a text")),
+    ("image row is null", edit(TRAIN, lambda content: content["images"].insert(0, None)), ("images[0]", "no 'id'")),
+    ("annotations is a text", edit(TEST, lambda content: content.update(annotations="x")), ("'annotations' is not",)),
+    ("JSON that is a number", write(TEST, "3"), (TEST, "holds a int", "images, annotations, categories")),
+    ("JSON after JSON", add_line(TRAIN, "{}"), (TRAIN, "not readable as JSON")),
+    ("JSON without end of depth", write(TRAIN, '{"x":' + "[" * 100_000), (TRAIN, "not readable as JSON")),
+    ("JSON in another encoding", write(TRAIN, '{"images": []}'.encode("utf-16")), (TRAIN, "not readable as JSON")),
     ("duplicate image id", put(TRAIN, "images", 1, id=53), (TRAIN, "images[1]", "id 53", "images[0]")),
     ("image id is a text", put(TRAIN, "images", 1, id="43"), ("images[1]", "id '43'", "a whole number")),
     ("negative image id", put(TRAIN, "images", 0, id=-1), ("images[0]", "-1")),

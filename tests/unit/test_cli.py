@@ -16,6 +16,8 @@ from csc.config import methods, resolve
 from csc.data import digits
 from csc.data.coco import COCO_CLASSES, ingest_coco
 from csc.data.dataset import Dataset
+from csc.data.unfinished import Folder
+from csc.data.writing import Making
 from csc.errors import BadData, BadScenario
 from csc.scenario import PAPER_SCENARIOS, Scenario
 from csc.steps.ingest import ingest
@@ -70,7 +72,7 @@ RUN: list[tuple[str, tuple[str, ...]]] = [
     ("run mine-b0c4 --data empty", ("empty", "data set")),
     ("run mine-b0c4 --data file", ("file", "data set")),
     ("run mine-b0c4 --data spoilt", ("dataset.json", "not readable as JSON")),
-    ("run voc-b0c4 --data s3://bucket/set", ("s3://bucket/set", "local")),
+    ("run voc-b0c4 --data gs://bucket/set", ("gs://bucket/set", "s3://bucket/prefix")),
     ("run voc-b0c4 --data ~no-such-user/set", ("~no-such-user/set",)),
     (f"run voc-b0c4 --data {LONG}", ("xxx",)),
     ("run digits-b0c2 --method icarl", ("'icarl'", "csc, finetune, joint, lwf")),
@@ -101,7 +103,7 @@ COMPILE: list[tuple[str, tuple[str, ...]]] = [
     ("compile voc-b0c4 -o v", ("-o v", ".yaml")),
     ("compile mine-b0c4 -o v.yaml", ("'mine'", "--data")),
     ("compile mine-b0c4 -o v.yaml --data nowhere", ("nowhere", "data set")),
-    ("compile mine-b0c4 -o v.yaml --data s3://bucket/set", ("s3://bucket/set", "local")),
+    ("compile mine-b0c4 -o v.yaml --data gs://bucket/set", ("gs://bucket/set", "s3://bucket/prefix")),
     ("compile digits-b0c5 -o file/v.yaml", ("cannot write", "file/v.yaml")),
     ("compile digits-b0c5 -o folder.yaml", ("folder.yaml",)),
     (f"compile digits-b0c5 -o {LONG}.yaml", ("xxx",)),
@@ -117,12 +119,15 @@ INGEST: list[tuple[str, tuple[str, ...]]] = [
     ("ingest voc2007 --source raw --out out", ("raw", "not a VOC 2007 layout")),
     ("ingest coco --source empty --out out", ("empty", "not a COCO layout")),
     ("ingest coco2014 --source raw --out out", ("the 80 of COCO 2014",)),
-    ("ingest coco --source s3://bucket/raw --out out", ("s3://bucket/raw", "local")),
+    ("ingest coco --source gs://bucket/raw --out out", ("gs://bucket/raw", "s3://bucket/prefix")),
     ("ingest coco --source ~no-such-user/raw --out out", ("~no-such-user/raw",)),
     (f"ingest coco --source {LONG} --out out", ("xxx",)),
     ("ingest coco --source raw --out out --name my_set!", ("my_set!",)),
     ("ingest coco --source raw --out out --name a/b", ("a/b",)),
-    ("ingest coco --source raw --out s3://bucket/set", ("s3://bucket/set", "local")),
+    ("ingest coco --source raw --out gs://bucket/set", ("gs://bucket/set", "s3://bucket/prefix")),
+    ("ingest coco --source raw --out out --workers 0", ("--workers 0", "1 or more")),
+    ("ingest coco --source raw --out out --short-side -3", ("--short-side -3", "1 or more")),
+    ("ingest digits --out out --short-side 32", ("--short-side", "photographs")),
     ("ingest coco --source raw --out raw", ("raw", "not a data set")),
     ("ingest coco --source raw --out file", ("file", "not a data set")),
     ("ingest coco --source raw --out file/below", ("cannot write", "file/below")),
@@ -305,7 +310,11 @@ def test_ingest_voc_tells_the_counts_and_what_to_do_next(form: str, place: Path,
     if form == "zip":
         source = zipped(source, place / "voc.zip")
     lines = printed(["ingest", "voc2007", "--source", str(source), "--out", "voc"], capsys)
-    assert [line.split()[:3] for line in lines[:2]] == [["train", "6", "images,"], ["test", "4", "images,"]]
+    assert lines[0].startswith("ingest · 10 images · ")
+    assert [line.split()[:5] for line in lines[1:3]] == [
+        ["train", "6", "images", "(published:", "5,011),"],
+        ["test", "4", "images", "(published:", "4,952),"],
+    ]
     assert "note: train: 6 images (published: 5,011)" in lines
     assert any("20 classes · fingerprint" in line for line in lines)
     assert next_command(lines) == ("voc-b0c4", "voc")
@@ -319,15 +328,15 @@ def test_ingest_voc_says_what_it_left_out(place: Path, capsys: pytest.CaptureFix
     assert cli.main(arguments) == 2
     assert "'zebra'" in capsys.readouterr().err
     lines = printed([*arguments, "--skip-bad"], capsys)
-    assert lines[1].split()[:2] == ["test", "3"]
+    assert lines[2].split()[:2] == ["test", "3"]
     assert any(line.startswith("note: left out 1 images") and "000008" in line for line in lines)
 
 
 @pytest.mark.parametrize("name", ["custom", "my-set", "2024_v1.5"])
 def test_ingest_coco_tells_the_counts_and_what_to_do_next(name: str, place: Path, capsys: pytest.CaptureFixture[str]):
     lines = printed(["ingest", "coco", "--source", "raw", "--out", "out", "--name", name], capsys)
-    assert [line.split()[:2] for line in lines[:2]] == [["train", "6"], ["test", "4"]]
-    assert not [line for line in lines if line.startswith("note:")]
+    assert [line.split(", ")[1] for line in lines[1:3]] == ["6 with a label", "4 with a label"]
+    assert not [line for line in lines if "published" in line or line.startswith("note:")]
     assert next_command(lines) == (f"{name}-b0c1", "out")
     ingest(*next_command(lines))
 
@@ -346,9 +355,32 @@ def test_a_name_with_capitals_is_refused_or_can_be_run(name: str, place: Path, c
 def test_ingest_coco2014_tells_the_counts_and_what_to_do_next(place: Path, capsys: pytest.CaptureFixture[str]):
     make_coco(place / "coco-raw", COCO_CLASSES)
     lines = printed(["ingest", "coco2014", "--source", "coco-raw", "--out", "coco"], capsys)
+    assert "train        6 images (published: 82,783), 6 with a label (published: 82,081)" in lines
     assert "note: test: 4 images (published: 40,504)" in lines
     assert any("80 classes · fingerprint" in line for line in lines)
     assert next_command(lines) == ("coco-b0c16", "coco")
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_ingest_scales_images_and_goes_on_where_it_stopped(
+    workers: str, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("csc.data.writing.Making", functools.partial(Making, shard_rows=4))
+    arguments = ["ingest", "coco", "--source", "raw", "--out", "out", "--short-side", "20", "--workers", workers]
+    with monkeypatch.context() as stopped:
+        stopped.setattr(Folder, "finish", interrupted)
+        assert cli.main(arguments) == 130
+    assert "takes up the work where it stopped" in capsys.readouterr().err
+    lines = printed(arguments, capsys)
+    assert lines[0] == "an earlier try has finished 3 of 3 shards; going on from there"
+    assert lines[1].startswith("ingest · 0 images")
+    source = Dataset.open("out").source
+    assert (source["short_side"], source["jpeg_quality"]) == (20, 90)
+    assert printed(arguments, capsys)[0].startswith("compare with what is there · 10 images")
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_ingest_digits_tells_the_counts_and_what_to_do_next(
@@ -356,7 +388,7 @@ def test_ingest_digits_tells_the_counts_and_what_to_do_next(
 ):
     monkeypatch.setattr(digits, "ingest_digits", functools.partial(digits.ingest_digits, train=40, test=5))
     lines = printed(["ingest", "digits", "--out", "scenes"], capsys)
-    assert [line.split()[:2] for line in lines[:2]] == [["train", "40"], ["test", "5"]]
+    assert [line.split()[:2] for line in lines[1:3]] == [["train", "40"], ["test", "5"]]
     assert next_command(lines) == ("digits-b0c2", "scenes")
     ingest(*next_command(lines))
 

@@ -1,4 +1,6 @@
+import contextlib
 import io
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -177,3 +179,58 @@ def test_jpeg_images_are_kept_byte_for_byte(tmp_path: Path) -> None:
     dataset = ingest_coco(make_coco(tmp_path / "raw"), tmp_path / "out", "animals")
     row = rows(dataset)["test-000000000008"]
     assert bytes(ImageShards(dataset.images).jpeg(row["shard"], row["row"])) == picture(8)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_labels_are_those_that_pycocotools_finds(seed: int, tmp_path: Path) -> None:
+    coco = pytest.importorskip("pycocotools.coco", reason="pycocotools is not installed").COCO
+    raw, rng = make_coco(tmp_path / "raw"), random.Random(seed)
+
+    def annotate(content: Any) -> None:
+        for _ in range(30):
+            image, category = rng.choice(content["images"])["id"], rng.choice(content["categories"])["name"]
+            add_annotation(content, image, category, crowd=rng.random() < 0.5)
+        for item in content["annotations"]:
+            if not item["iscrowd"] and rng.random() < 0.5:
+                item["iscrowd"] = False
+        for table in ("images", "annotations", "categories"):
+            rng.shuffle(content[table])
+
+    for file in (TRAIN, TEST):
+        edit_json(raw / file, annotate)
+    found = rows(ingest_coco(raw, tmp_path / "out", "animals"))
+    for file, split in ((TRAIN, "train"), (TEST, "test")):
+        with contextlib.redirect_stdout(io.StringIO()):
+            index = coco(raw / file)
+
+        def names(image: int, crowd: bool) -> set[str]:
+            items = index.loadAnns(index.getAnnIds(imgIds=[image], iscrowd=crowd))  # noqa: B023
+            return {category["name"] for category in index.loadCats([item["category_id"] for item in items])}  # noqa: B023
+
+        for image in index.getImgIds():
+            row = found.pop(f"{split}-{image:012d}")
+            ordinary, crowds = names(image, False), names(image, True)
+            assert set(row["labels"]) == ordinary
+            assert set(row["difficult"]) == crowds - ordinary
+    assert not found
+
+
+def test_a_file_may_start_with_a_byte_order_mark(tmp_path: Path) -> None:
+    raw = make_coco(tmp_path / "raw")
+    first = ingest_coco(raw, tmp_path / "out", "animals")
+    (raw / TRAIN).write_bytes(b"\xef\xbb\xbf" + (raw / TRAIN).read_bytes())
+    assert ingest_coco(raw, tmp_path / "again", "animals").fingerprint == first.fingerprint
+
+
+def test_fields_that_are_not_read_may_hold_anything(tmp_path: Path) -> None:
+    raw = make_coco(tmp_path / "raw")
+    first = ingest_coco(raw, tmp_path / "out", "animals")
+
+    def decorate(content: Any) -> None:
+        content |= {"info": None, "licenses": {"id": "x"}}
+        for table in ("images", "annotations", "categories"):
+            for item in content[table]:
+                item |= {"bbox": "none", "area": None, "segmentation": {"deep": [[{}]]}, "supercategory": 3}
+
+    edit_json(raw / TRAIN, decorate)
+    assert ingest_coco(raw, tmp_path / "again", "animals").fingerprint == first.fingerprint

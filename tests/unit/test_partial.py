@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 from csc.components.train.component import train as train_component
 from csc.config import methods, resolve
 from csc.data import partial
-from csc.data.dataset import Dataset, Example, ImageShards, write_dataset
+from csc.data.dataset import Dataset, ImageShards
 from csc.data.partial import View, read_view, train_view, write_view
+from csc.data.shards import Encoded, Listed
+from csc.data.writing import ALONE, Making, write_dataset
 from csc.errors import BadData
 from csc.scenario import CLASS_COUNTS, PAPER_SCENARIOS, Scenario, Task
 from csc.steps.build_dataset import build_dataset
@@ -40,9 +42,8 @@ class Truth:
     labels: frozenset[str]
     difficult: frozenset[str] = frozenset()
 
-    def example(self) -> Example:
-        labels, difficult = tuple(self.labels), tuple(self.difficult)
-        return Example(self.image_id, self.split, labels, difficult, JPEG, 8, 8)
+    def listed(self) -> Listed:
+        return Listed(self.image_id, self.split, tuple(self.labels), tuple(self.difficult), "")
 
 
 def named(count: int) -> list[str]:
@@ -51,10 +52,24 @@ def named(count: int) -> list[str]:
 
 
 def write(
-    folder: Path, truth: Sequence[Truth], classes: Sequence[str], *, name: str = "some", crowds: bool = False
+    folder: Path,
+    truth: Sequence[Truth],
+    classes: Sequence[str],
+    *,
+    name: str = "some",
+    crowds: bool = False,
+    making: Making = ALONE,
 ) -> Dataset:
-    examples = (image.example() for image in truth)
-    return write_dataset(folder / "set", name, classes, examples, {"kind": "test"}, difficult_is_member=crowds)
+    return write_dataset(
+        folder / "set",
+        name,
+        classes,
+        [image.listed() for image in truth],
+        lambda rows: [Encoded(JPEG, 8, 8)] * len(rows),
+        {"kind": "test"},
+        difficult_is_member=crowds,
+        making=making,
+    )
 
 
 def images(split: str, labels: Sequence[frozenset[str]], difficult: Sequence[frozenset[str]] = ()) -> list[Truth]:
@@ -115,7 +130,7 @@ def assert_nothing_else_in_the_file(path: Path, dataset: Dataset, task: Task) ->
     assert set(file.metadata.metadata) == {b"csc", b"ARROW:schema"}
     assert json.loads(file.metadata.metadata[b"csc"]) == {
         "classes": list(task.seen),
-        "images": str(dataset.images),
+        "images": dataset.images,
         "fingerprint": dataset.fingerprint,
     }
     assert not any(field.metadata for field in file.schema_arrow)
@@ -205,7 +220,7 @@ def test_labels_of_other_tasks_cannot_change_a_training_file(
         rows = sorted([*version, cover], key=lambda image: (image.split == "test", image.image_id))
         with tempfile.TemporaryDirectory() as name:
             view = train_view(write(Path(name), rows, classes, crowds=crowds), task)
-            write_view(dataclasses.replace(view, images=Path("images"), fingerprint=""), Path(name) / "view.parquet")
+            write_view(dataclasses.replace(view, images="images", fingerprint=""), Path(name) / "view.parquet")
             content.append((Path(name) / "view.parquet").read_bytes())
     assert content[0] == content[1]
 
@@ -273,19 +288,20 @@ def test_the_files_that_the_train_step_reads_hold_no_label_of_another_task(
 
 def test_the_train_step_takes_no_other_file():
     parameters = inspect.signature(train).parameters
-    assert set(parameters) == {"config", "split", "train_view", "prior", "checkpoints", "out"}
+    assert set(parameters) == {"config", "split", "train_view", "prior", "checkpoints", "features", "pod", "out"}
 
 
 def test_the_train_component_is_given_neither_the_data_set_nor_its_origin():
-    assert set(train_component.component_spec.inputs) == {"config", "checkpoints", "split", "train_view", "prior"}
+    inputs = {"config", "checkpoints", "features", "split", "train_view", "prior"}
+    assert set(train_component.component_spec.inputs) == inputs
 
 
 def test_the_image_shards_that_a_view_points_to_hold_no_label(benchmarks: Mapping[str, Dataset]):
     dataset = benchmarks["voc"]
     view = train_view(dataset, Scenario.parse("voc-b0c4").tasks(dataset.classes)[1])
     assert view.images == dataset.images
-    assert {path.suffix for path in view.images.iterdir()} == {".arrow"}
-    for path in view.images.iterdir():
+    assert {path.name for path in Path(view.images).iterdir()} == {"00000.arrow", "index.json"}
+    for path in Path(view.images).glob("*.arrow"):
         with pa.memory_map(str(path)) as source:
             assert pa.ipc.open_file(source).schema.names == ["image_id", "jpeg", "width", "height"]
         assert b"kind" not in path.read_bytes()
@@ -302,17 +318,16 @@ def test_of_all_methods_only_joint_is_given_more_than_the_labels_of_the_task(
         assert rows_of(read_view(view)) == expected(truth, "train", shown, shown, task.seen, crowds=False)
 
 
-def test_a_view_points_to_the_images_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("csc.data.dataset.SHARD_BYTES", 3 * len(JPEG))
+def test_a_view_points_to_the_images_it_names(tmp_path: Path):
     classes = named(4)
     truth = [*images("train", [frozenset({classes[row % 4]}) for row in range(10)]), *images("test", [{classes[0]}])]
-    dataset = write(tmp_path, truth, classes)
+    dataset = write(tmp_path, truth, classes, making=Making(shard_rows=3))
     view = train_view(dataset, Task(2, 2, tuple(classes[2:]), tuple(classes)))
     assert view.table["shard"].to_pylist() == [0, 1, 2, 2]
     shards = ImageShards(view.images)
     for row in view.table.to_pylist():
         assert bytes(shards.jpeg(row["shard"], row["row"])) == JPEG
-        with pa.memory_map(str(view.images / f"{row['shard']:05d}.arrow")) as source:
+        with pa.memory_map(f"{view.images}/{row['shard']:05d}.arrow") as source:
             assert pa.ipc.open_file(source).read_all()["image_id"][row["row"]].as_py() == row["image_id"]
 
 
@@ -370,15 +385,16 @@ def test_a_task_without_a_test_image_is_named(tmp_path: Path):
 
 def view_file(folder: Path) -> bytes:
     table = pa.table({"image_id": ["a"], "shard": [0], "row": [0], "labels": [[0]]})
-    write_view(View(table, ("x",), Path("images"), "f"), folder / "whole.parquet")
+    write_view(View(table, ("x",), "images", "f"), folder / "whole.parquet")
     return (folder / "whole.parquet").read_bytes()
 
 
-def test_a_view_survives_being_written_and_read(tmp_path: Path):
+@pytest.mark.parametrize("images", ["/data/im ages", "s3://bucket/some set/images"])
+def test_a_view_survives_being_written_and_read(images: str, tmp_path: Path):
     table = pa.table({"image_id": ["a"], "shard": [0], "row": [0], "labels": [[0]]})
-    view = there_and_back(View(table, ("x", "ü\n"), tmp_path / "im ages", "f"), tmp_path)
+    view = there_and_back(View(table, ("x", "ü\n"), images, "f"), tmp_path)
     assert view.table.equals(table)
-    assert (view.classes, view.images, view.fingerprint) == (("x", "ü\n"), tmp_path / "im ages", "f")
+    assert (view.classes, view.images, view.fingerprint) == (("x", "ü\n"), images, "f")
     assert [path.name for path in tmp_path.iterdir()] == ["view.parquet"]
 
 
@@ -396,7 +412,15 @@ def test_a_broken_view_is_refused_by_its_name(part: str, tmp_path: Path):
 
 @pytest.mark.parametrize(
     "metadata",
-    [None, {"pandas": "{}"}, {"csc": "no JSON"}, {"csc": "[]"}, {"csc": "{}"}, {"csc": '{"classes": 3, "images": 4}'}],
+    [
+        None,
+        {"pandas": "{}"},
+        {"csc": "no JSON"},
+        {"csc": "[]"},
+        {"csc": "{}"},
+        {"csc": '{"classes": 3, "images": 4}'},
+        {"csc": '{"classes": [], "images": 4, "fingerprint": ""}'},
+    ],
     ids=str,
 )
 def test_a_parquet_file_of_something_else_is_refused(metadata: dict[str, str] | None, tmp_path: Path):

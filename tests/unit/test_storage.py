@@ -1,15 +1,36 @@
 import hashlib
 import json
 import os
-from collections.abc import Callable
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from csc import storage
 from csc.errors import BadData
-from csc.storage import atomic_file, atomic_folder, local_path, read_json, sha256_file, write_json
+from csc.storage import (
+    atomic_file,
+    atomic_folder,
+    delete,
+    download,
+    exists,
+    is_remote,
+    join,
+    list_below,
+    local_path,
+    open_remote,
+    read_bytes,
+    read_json,
+    sha256_file,
+    upload,
+    write_bytes,
+    write_json,
+)
 from tests.builders import contents
 
 Writer = Callable[[Path], AbstractContextManager[Path]]
@@ -243,11 +264,55 @@ def test_a_json_file_that_is_not_there_is_refused_by_its_name(tmp_path: Path):
     assert str(tmp_path) in refusal(lambda: read_json(tmp_path))
 
 
-@pytest.mark.parametrize("uri", ["s3://bucket/set", "gs://bucket/set", "https://host/set.zip", "S3://bucket"])
-def test_a_place_that_is_not_local_is_refused_by_name(uri: str):
-    message = refusal(lambda: local_path(uri))
-    assert message.startswith(f"{uri}: '{uri.partition('://')[0]}://' is not a place")
+@pytest.mark.parametrize("uri", ["gs://bucket/set", "https://host/set.zip", "S3://bucket", "hdfs://x"])
+def test_a_place_of_an_unknown_kind_is_refused_by_name(uri: str):
+    for action in (is_remote, local_path, exists, read_bytes, lambda uri: join(uri, "images")):
+        message = refusal(lambda: action(uri))  # noqa: B023
+        assert message.startswith(f"{uri}: '{uri.partition('://')[0]}://' is not a place")
+        assert "local" in message
+        assert "s3://" in message
+
+
+def test_what_needs_a_local_place_refuses_a_bucket_by_name():
+    message = refusal(lambda: local_path("s3://bucket/set"))
+    assert message.startswith("s3://bucket/set: 's3://' is not a place for this")
     assert "local" in message
+
+
+@pytest.mark.parametrize("uri", ["s3://", "s3:///key", "some/path", "/some/path"])
+def test_what_needs_a_bucket_refuses_anything_else(uri: str, tmp_path: Path):
+    assert "expected s3://bucket/name" in refusal(lambda: download(uri, tmp_path / "copy"))
+    assert "expected s3://bucket/name" in refusal(lambda: delete(uri))
+    assert "expected s3://bucket/name" in refusal(lambda: list(list_below(uri)))
+
+
+def test_a_place_is_remote_or_local():
+    assert is_remote("s3://bucket/set")
+    assert not any(map(is_remote, ["set", "/data/set", "file:///data/set", Path("s3/set"), ""]))
+
+
+def test_names_are_joined_below_a_place_of_either_kind(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    for place in ("s3://b/p", "s3://b/p/"):
+        assert join(place, "images") == "s3://b/p/images"
+        assert join(place, "images", "00000.arrow") == "s3://b/p/images/00000.arrow"
+    assert join("s3://b", "set") == "s3://b/set"
+    for place in ("/data", Path("/data"), "/data/", "file:///data"):
+        assert join(place, "images", "x") == "/data/images/x"
+    assert join("~/set", "images") == "/home/me/set/images"
+
+
+def test_small_local_files_are_written_whole_and_read(tmp_path: Path):
+    file = join(tmp_path, "deep", "file.json")
+    assert not exists(file)
+    assert refusal(lambda: read_bytes(file)) == f"{file}: no such file"
+    write_bytes(file, b"[1]")
+    assert exists(file)
+    assert not exists(tmp_path / "deep")
+    assert (read_bytes(file), read_json(file), read_json(Path(file))) == (b"[1]", [1], [1])
+    assert contents(tmp_path) == {"deep": None, "deep/file.json": b"[1]"}
+    assert refusal(lambda: read_bytes(tmp_path)).startswith(f"{tmp_path}: not readable (")
+    assert refusal(lambda: write_bytes(join(file, "below"), b"")).startswith(f"cannot write {file}/below: ")
 
 
 def test_a_local_path_may_be_spelled_in_several_ways(monkeypatch: pytest.MonkeyPatch):
@@ -265,3 +330,193 @@ def test_the_digest_of_a_file_is_that_of_its_bytes(tmp_path: Path):
     made = json.dumps(list(range(1000))).encode()
     (tmp_path / "file").write_bytes(made)
     assert sha256_file(tmp_path / "file") == hashlib.sha256(made).hexdigest()
+
+
+Answer = tuple[int, bytes, int]  # status, body, length that the header promises
+
+
+class Wire(ThreadingHTTPServer):
+    """A server that gives prepared answers, the last one again and again, and notes what it was asked."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Teller)
+        self.answers: list[Answer] = []
+        self.asked: list[str] = []
+
+
+class Teller(BaseHTTPRequestHandler):
+    server: Wire
+
+    def answer(self) -> None:
+        self.server.asked.append(f"{self.command} {self.path}")
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        answers = self.server.answers
+        status, body, length = answers.pop(0) if len(answers) > 1 else answers[0]
+        self.send_response(status)
+        self.send_header("Content-Length", str(length))
+        self.send_header("ETag", '"version"')
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    do_GET = do_HEAD = answer  # noqa: N815
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def told(status: int, code: str) -> Answer:
+    body = f"<Error><Code>{code}</Code><Message>words of the store</Message></Error>".encode()
+    return status, body, len(body)
+
+
+def only_keys(patch: pytest.MonkeyPatch) -> None:
+    """Let this process know keys and no other setting of this machine."""
+    for name in [name for name in os.environ if name.startswith("AWS_") or name == "MLFLOW_S3_ENDPOINT_URL"]:
+        patch.delenv(name)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        patch.setenv(name, os.devnull)
+    patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    patch.setenv("AWS_ACCESS_KEY_ID", "the-key")
+    patch.setenv("AWS_SECRET_ACCESS_KEY", "the-secret")
+    patch.setenv("NO_PROXY", "127.0.0.1")
+
+
+@pytest.fixture
+def keys(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    only_keys(monkeypatch)
+    storage._client.cache_clear()
+    yield
+    storage._client.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def wired() -> Iterator[tuple[Wire, Any]]:
+    """A server and a client of it."""
+    server = Wire()
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    with pytest.MonkeyPatch.context() as patch:
+        only_keys(patch)
+        patch.setenv("AWS_ENDPOINT_URL_S3", f"http://user:password@127.0.0.1:{server.server_port}")
+        yield server, storage._client.__wrapped__(os.getpid())
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def wire(wired: tuple[Wire, Any], monkeypatch: pytest.MonkeyPatch) -> Wire:
+    server, client = wired
+    server.asked.clear()
+    monkeypatch.setattr(storage, "_client", lambda _: client)
+    monkeypatch.setattr("time.sleep", lambda _: None)  # between tries
+    return server
+
+
+REFUSALS = {
+    "NoSuchBucket": (404, ("no such bucket", "AWS_ENDPOINT_URL_S3")),
+    "NoSuchKey": (404, ("no such object",)),
+    "AccessDenied": (403, ("access denied", "AWS_ACCESS_KEY_ID")),
+    "InvalidAccessKeyId": (403, ("access denied", "AWS_ACCESS_KEY_ID")),
+    "SignatureDoesNotMatch": (403, ("access denied", "AWS_SECRET_ACCESS_KEY")),
+    "ExpiredToken": (400, ("session token",)),
+    "RequestTimeTooSkewed": (403, ("clock",)),
+    "AuthorizationHeaderMalformed": (400, ("another region", "AWS_DEFAULT_REGION")),
+    "SlowDown": (503, ("refused (SlowDown)", "try again")),
+    "Unheard": (418, ("refused (Unheard)", "http://127.0.0.1:")),
+}
+
+
+@pytest.mark.parametrize("code", REFUSALS)
+def test_what_a_store_refuses_is_told_in_one_line(code: str, wire: Wire):
+    status, words = REFUSALS[code]
+    wire.answers = [told(status, code)]
+    message = refusal(lambda: read_bytes("s3://bucket/some file"))
+    assert message.startswith("s3://bucket/some file: ")
+    for word in words:
+        assert word in message
+    assert not any(secret in message for secret in ("the-key", "the-secret", "password", "Signature="))
+
+
+def test_a_store_that_is_busy_is_asked_again(wire: Wire):
+    wire.answers = [told(503, "SlowDown"), told(500, "InternalError"), (200, b"whole", 5)]
+    assert read_bytes("s3://bucket/file") == b"whole"
+    assert wire.asked == ["GET /bucket/file"] * 3
+
+
+@pytest.mark.parametrize("opened", [False, True], ids=["whole", "range"])
+def test_an_answer_that_breaks_off_is_asked_for_again(opened: bool, wire: Wire):
+    wire.answers = [(200, b"", 5), (206, b"wh", 5), (206, b"who", 5), (206, b"whole", 5)]
+    if opened:
+        with open_remote("s3://bucket/file") as file:
+            assert file.read() == b"whole"
+    else:
+        assert read_bytes("s3://bucket/file") == b"whole"
+    assert len(wire.asked) == 4
+
+
+def test_an_answer_that_always_breaks_off_is_told(wire: Wire, tmp_path: Path):
+    wire.answers = [(200, b"who", 5)]
+    for action in (lambda: read_bytes("s3://bucket/file"), lambda: download("s3://bucket/file", tmp_path / "copy")):
+        message = refusal(action)
+        assert message.startswith("s3://bucket/file: the object store at http://127.0.0.1:")
+        assert "does not answer" in message
+        assert "password" not in message
+    assert contents(tmp_path) == {}
+
+
+def test_a_name_with_a_line_end_is_told_in_one_line(wire: Wire):
+    wire.answers = [told(404, "NoSuchKey")]
+    assert "a\\nb" in refusal(lambda: read_bytes("s3://bucket/a\nb"))
+
+
+def test_without_credentials_the_remedy_is_told(keys: None, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    message = refusal(lambda: read_bytes("s3://bucket/file"))
+    assert message.startswith("s3://bucket/file: no credentials; set AWS_ACCESS_KEY_ID")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "word"),
+    [
+        ("AWS_ENDPOINT_URL_S3", "user:password@localhost", "http://host"),
+        ("AWS_PROFILE", "no-such-profile", "no-such-profile"),
+        ("AWS_DEFAULT_REGION", "no region", "region"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_told(
+    name: str, value: str, word: str, keys: None, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv(name, value)
+    message = refusal(lambda: read_bytes("s3://bucket/file"))
+    assert message.startswith("s3://bucket/file: ")
+    assert word in message
+    assert "password" not in message
+
+
+def test_a_bucket_name_that_none_can_have_is_told(keys: None):
+    assert "bucket name" in refusal(lambda: read_bytes("s3://no bucket/file"))
+
+
+def test_without_boto3_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    monkeypatch.setitem(sys.modules, "boto3.exceptions", None)
+    assert "csc[data]" in refusal(lambda: read_bytes("s3://bucket/file"))
+
+
+def test_a_file_that_is_not_there_is_not_uploaded(tmp_path: Path):
+    assert refusal(lambda: upload(tmp_path / "none", "s3://bucket/file")).startswith(f"{tmp_path / 'none'}: ")
+
+
+def test_a_disk_that_is_full_is_told(wire: Wire, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(storage._client(os.getpid()), "download_file", full)
+    message = refusal(lambda: download("s3://bucket/file", tmp_path / "copy"))
+    assert message == f"cannot write {tmp_path / 'copy'}: No space left on device; make room or choose another disk"
+    assert contents(tmp_path) == {}

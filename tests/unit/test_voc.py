@@ -44,7 +44,7 @@ def test_images_are_kept_byte_for_byte_with_the_size_of_the_jpeg(tmp_path: Path)
     jpeg = bytes(ImageShards(dataset.images).jpeg(row["shard"], row["row"]))
     assert jpeg == picture(8)
     assert Image.open(io.BytesIO(jpeg)).size == (48, 36)
-    shard = pa.ipc.open_file(str(dataset.images / "00000.arrow")).read_all()
+    shard = pa.ipc.open_file(str(dataset.path / "images" / "00000.arrow")).read_all()
     assert set(shard["width"].to_pylist()) == {48}
     assert set(shard["height"].to_pylist()) == {36}
 

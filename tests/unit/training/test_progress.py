@@ -1,4 +1,4 @@
-"""The progress line."""
+"""The progress lines."""
 
 import io
 from types import SimpleNamespace
@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 import csc.progress
-from csc.progress import Progress
+from csc.progress import Bar, Progress
 from tests.unit.training.bench import LINEAR, Bench, settings
 
 
@@ -77,3 +77,60 @@ def test_training_reports_each_epoch_to_a_log(bench: Bench, capsys: pytest.Captu
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(" · ")[:2] for line in lines] == [["task", "epoch 1/2"], ["task", "epoch 2/2"]]
     assert all(" · ce " in line for line in lines)
+
+
+def run_bar(stream: io.StringIO, clock: SimpleNamespace, seconds: float = 12.0, done: int = 0) -> None:
+    """Twenty steps of 50 images."""
+    with Bar("ingest", 1000, "images", stream, done) as bar:
+        for _ in range((1000 - done) // 50):
+            clock.now += seconds
+            bar.advance(50)
+
+
+def test_a_log_of_long_work_gets_a_line_for_each_tenth_and_one_at_the_end(clock: SimpleNamespace):
+    stream = io.StringIO()
+    run_bar(stream, clock)
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "ingest · 100/1,000 images · 4.2 images/s · 3 min 36 s left"
+    assert [line.split()[2] for line in lines[:-1]] == [f"{tenth}00/1,000" for tenth in range(1, 10)]
+    assert lines[-1] == "ingest · 1,000 images · 4.2 images/s · 4 min 0 s"
+
+
+def test_a_log_of_short_work_gets_one_line(clock: SimpleNamespace):
+    stream = io.StringIO()
+    run_bar(stream, clock, seconds=0.1)
+    assert stream.getvalue() == "ingest · 1,000 images · 500 images/s · 2 s\n"
+
+
+def test_work_of_an_earlier_try_counts_as_done_but_not_as_speed(clock: SimpleNamespace):
+    stream = Terminal()
+    run_bar(stream, clock, seconds=1, done=500)
+    writes = stream.getvalue().split("\r\x1b[K")[1:]
+    assert writes[0] == "ingest · 550/1,000 images · 50 images/s · 9 s left"
+    assert writes[-1] == "ingest · 500 images · 50 images/s · 10 s\n"
+
+
+def test_a_live_bar_stays_in_one_line_and_is_not_flooded(clock: SimpleNamespace):
+    stream = Terminal()
+    run_bar(stream, clock, seconds=0.05)
+    assert stream.getvalue().count("\n") == 1
+    assert 4 <= stream.getvalue().count("\r\x1b[K") <= 6
+
+
+@pytest.mark.parametrize(("stream", "left"), [(io.StringIO(), ""), (Terminal(), "\r\x1b[K")])
+def test_work_that_fails_leaves_a_clean_line_and_no_claim(stream: io.StringIO, left: str):
+    def fail() -> None:
+        with Bar("ingest", 10, "images", stream) as bar:
+            bar.advance(5)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert stream.getvalue() == left
+
+
+def test_a_bar_of_nothing_ends_well(clock: SimpleNamespace):
+    stream = io.StringIO()
+    with Bar("ingest", 0, "images", stream):
+        pass
+    assert stream.getvalue() == "ingest · 0 images · 0.0 images/s · 0 s\n"

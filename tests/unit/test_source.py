@@ -1,0 +1,90 @@
+import pickle
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from csc.data.source import Source
+from csc.errors import BadData
+from tests.builders import zipped
+
+FILES = {f"{folder}/{number}.txt": f"{folder} {number}".encode() for folder in "ab" for number in range(20)}
+
+
+def refusal(action: Callable[[], object]) -> str:
+    with pytest.raises(BadData) as caught:
+        action()
+    message = str(caught.value)
+    assert len(message.splitlines()) == 1, message
+    return message
+
+
+@pytest.fixture(params=["folder", "zip"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    for name, content in FILES.items():
+        (tmp_path / "raw" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "raw" / name).write_bytes(content)
+    return tmp_path / "raw" if request.param == "folder" else zipped(tmp_path / "raw", tmp_path / "raw.zip")
+
+
+def test_files_are_listed_and_read(place: Path):
+    with Source(place) as files:
+        assert (files.names(), files.folders()) == (set(), {"a", "b"})
+        assert files.names("a") == {f"{number}.txt" for number in range(20)}
+        assert {name: files.read(name) for name in FILES} == FILES
+        assert files.has("a/3.txt")
+        assert not files.has("a")
+
+
+@pytest.mark.parametrize("name", ["a/none.txt", "none/0.txt", "../raw/a/0.txt", "/etc/passwd", "a/../../raw/a/0.txt"])
+def test_a_name_that_is_not_inside_is_no_file(name: str, place: Path):
+    with Source(place) as files:
+        assert not files.has(name)
+        message = refusal(lambda: files.read(name))
+        assert message.endswith(": no such file")
+        assert message.startswith(str(place))
+
+
+def test_a_zip_may_not_lead_out_of_itself(tmp_path: Path):
+    with zipfile.ZipFile(tmp_path / "raw.zip", "w") as archive:
+        archive.writestr("../secret", b"x")
+        archive.writestr("/secret", b"x")
+    with Source(tmp_path / "raw.zip") as files:
+        assert files.names("..") == set()
+        assert refusal(lambda: files.read("../secret")).endswith("no such file")
+
+
+def test_threads_may_share_a_source(place: Path):
+    with Source(place) as files, ThreadPoolExecutor(8) as threads:
+        names = [*FILES] * 20
+        assert list(threads.map(files.read, names)) == [FILES[name] for name in names]
+
+
+def test_a_source_goes_to_another_process_as_its_address(place: Path):
+    with Source(place) as files:
+        assert files.read("a/3.txt") == FILES["a/3.txt"]
+        packed = pickle.dumps(files)
+    assert len(packed) < 300
+    code = "import pickle, sys; sys.stdout.buffer.write(pickle.load(sys.stdin.buffer).read('b/7.txt'))"
+    worker = subprocess.run([sys.executable, "-c", code], input=packed, capture_output=True, check=True)
+    assert worker.stdout == FILES["b/7.txt"]
+
+
+def test_a_name_with_a_line_end_is_told_in_one_line(place: Path):
+    with Source(place) as files:
+        assert "a\\nb" in refusal(lambda: files.read("a\nb"))
+
+
+@pytest.mark.parametrize("uri", ["gs://bucket/raw", "https://host/raw.zip"])
+def test_a_source_of_an_unknown_kind_is_refused_by_name(uri: str):
+    assert refusal(lambda: Source(uri)).startswith(f"{uri}: ")
+
+
+def test_what_is_no_source_is_refused_by_name(tmp_path: Path):
+    (tmp_path / "text").write_text("text")
+    assert refusal(lambda: Source(tmp_path / "none")).startswith(f"{tmp_path / 'none'}: no such folder or zip file")
+    assert refusal(lambda: Source(tmp_path / "text")).startswith(f"{tmp_path / 'text'}: not readable as a zip file (")
