@@ -1,8 +1,12 @@
 """Augmentation of training images: one large cutout, then up to two random operations.
 
-The paper's input pipeline, on Pillow RGB images: `CutoutPIL(0.5)` followed by the RandAugment variant whose policies
-are all ordered pairs of different (operation, magnitude) combinations, each half applied with probability 0.5. All
-randomness comes from the generator that the caller passes. No function modifies the image it is given.
+The paper's input pipeline, on uint8 RGB arrays (height, width, 3): `CutoutPIL(0.5)` followed by the RandAugment variant
+whose policies are all ordered pairs of different (operation, magnitude) combinations, each half applied with
+probability 0.5. All randomness comes from the generator that the caller passes. An array that is given may be painted
+on or handed back: who needs it later keeps a copy.
+
+The pixels are those of Pillow's `ImageOps`, `ImageEnhance` and `Image.transform`, bit for bit, for less work: what maps
+each value alone is one lookup, and what Pillow computes in two dimensions but happens in one is computed in one.
 """
 
 import math
@@ -10,55 +14,60 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageEnhance, ImageOps
 
-__all__ = ["OPERATIONS", "Operation", "augment", "cutout", "rand_augment"]
+__all__ = ["OPERATIONS", "Operation", "Pixels", "augment", "cutout", "rand_augment"]
+
+Pixels = NDArray[np.uint8]
 
 GREY = (128, 128, 128)  # what shearing, shifting or rotating leaves behind
 CUTOUT_COLOUR = (125, 122, 113)
 STEPS = 10  # magnitudes per operation; the first one, mostly no change, is never drawn
 PROBABILITY = 0.5
 
+_VALUES = np.arange(256, dtype=np.uint8)
+
 
 class Operation(NamedTuple):
     """One operation of RandAugment.
 
     Attributes:
-        function: makes a new image of (image, magnitude, generator).
+        function: makes an array of (pixels, magnitude, generator); a new one, or the given one painted on.
         magnitudes: ten, from the weakest to the strongest.
     """
 
-    function: Callable[[Image.Image, float, np.random.Generator], Image.Image]
+    function: Callable[[Pixels, float, np.random.Generator], Pixels]
     magnitudes: tuple[float, ...]
 
 
-def augment(image: Image.Image, rng: np.random.Generator) -> Image.Image:
-    """Apply `cutout` and then `rand_augment`; the result is always a new image."""
-    return rand_augment(cutout(image, rng), rng)
+def augment(pixels: Pixels, rng: np.random.Generator) -> Pixels:
+    """Apply `cutout` and then `rand_augment`."""
+    return rand_augment(cutout(pixels, rng), rng)
 
 
-def cutout(image: Image.Image, rng: np.random.Generator, fraction: float = 0.5) -> Image.Image:
-    """Fill a rectangle around a random pixel with one random colour, on a copy.
+def cutout(pixels: Pixels, rng: np.random.Generator, fraction: float = 0.5) -> Pixels:
+    """Fill a rectangle around a random pixel with one random colour, in place.
 
     Args:
-        image: RGB.
+        pixels: of one image; painted on and returned.
         rng: draws the centre and the colour.
         fraction: of the image's sides; the part of the rectangle that leaves the image is lost.
     """
-    width, height = image.size
+    height, width, _ = pixels.shape
     red, green, blue = rng.integers(0, 256, size=3).tolist()
-    return _filled(image, int(fraction * width + 0.5), int(fraction * height + 0.5), (red, green, blue), rng)
+    return _filled(pixels, int(fraction * width + 0.5), int(fraction * height + 0.5), (red, green, blue), rng)
 
 
-def rand_augment(image: Image.Image, rng: np.random.Generator) -> Image.Image:
+def rand_augment(pixels: Pixels, rng: np.random.Generator) -> Pixels:
     """Draw two different (operation, magnitude) combinations and apply each with probability 0.5, in this order.
 
     Args:
-        image: RGB.
+        pixels: of one image; may be painted on.
         rng: draws the combinations, whether each is applied, and signs and places inside the operations.
 
     Returns:
-        A new image, or the given one when neither is applied.
+        The result, which is the given array when neither is applied.
     """
     first = int(rng.integers(len(_COMBINATIONS)))
     second = int(rng.integers(len(_COMBINATIONS) - 1))
@@ -67,94 +76,169 @@ def rand_augment(image: Image.Image, rng: np.random.Generator) -> Image.Image:
     for index in (first, second):
         function, magnitude = _COMBINATIONS[index]
         if rng.random() < PROBABILITY:
-            image = function(image, magnitude, rng)
-    return image
+            pixels = function(pixels, magnitude, rng)
+    return pixels
 
 
-def _filled(
-    image: Image.Image, width: int, height: int, colour: tuple[int, int, int], rng: np.random.Generator
-) -> Image.Image:
-    """Paint a rectangle centred at a uniformly random pixel and clipped to the image, on a copy."""
-    left = int(rng.integers(image.width)) - width // 2
-    top = int(rng.integers(image.height)) - height // 2
-    box = (max(0, left), max(0, top), min(image.width, left + width), min(image.height, top + height))
-    result = image.copy()
-    if box[0] < box[2] and box[1] < box[3]:
-        result.paste(colour, box)
-    return result
+def _filled(pixels: Pixels, width: int, height: int, colour: tuple[int, int, int], rng: np.random.Generator) -> Pixels:
+    """Paint a rectangle centred at a uniformly random pixel and clipped to the image."""
+    rows, columns, _ = pixels.shape
+    left = int(rng.integers(columns)) - width // 2
+    top = int(rng.integers(rows)) - height // 2
+    first, end = max(0, left), min(columns, left + width)
+    pixels.reshape(rows, -1)[max(0, top) : top + height, 3 * first : 3 * end] = np.tile(
+        np.array(colour, np.uint8), end - first
+    )
+    return pixels
 
 
 def _signed(magnitude: float, rng: np.random.Generator) -> float:
     return magnitude if rng.random() < 0.5 else -magnitude
 
 
-def _affine(
-    image: Image.Image, coefficients: tuple[float, float, float, float, float, float], resampling: Image.Resampling
-) -> Image.Image:
-    """Transform about the upper left corner: the coefficients lead from a new pixel to an old one."""
-    return image.transform(image.size, Image.Transform.AFFINE, coefficients, resampling, fillcolor=GREY)
+def _looked_up(pixels: Pixels, table: Pixels) -> Pixels:
+    """Replace each value by its entry in a table of 256; nothing in numpy does so as fast as a translation of bytes."""
+    return np.frombuffer(bytearray(pixels).translate(table.tobytes()), np.uint8).reshape(pixels.shape)
 
 
-def _shear_x(image: Image.Image, magnitude: float, rng: np.random.Generator) -> Image.Image:
-    return _affine(image, (1, _signed(magnitude, rng), 0, 0, 1, 0), Image.Resampling.BICUBIC)
+def _blended(one: Pixels, two: Pixels, factor: float) -> Pixels:
+    """`one + factor * (two - one)`, cut off at both ends, in Pillow's arithmetic: each value is a pixel of its own."""
+    return np.array(Image.blend(_levels(one), _levels(two), factor)).reshape(one.shape)
 
 
-def _shear_y(image: Image.Image, magnitude: float, rng: np.random.Generator) -> Image.Image:
-    return _affine(image, (1, 0, 0, _signed(magnitude, rng), 1, 0), Image.Resampling.BICUBIC)
+def _levels(pixels: Pixels) -> Image.Image:
+    """All values as one row of a grey image that shares their memory."""
+    return Image.frombuffer("L", (pixels.size, 1), pixels, "raw", "L", 0, 1)
 
 
-def _translate_x(image: Image.Image, magnitude: float, rng: np.random.Generator) -> Image.Image:
-    return _affine(image, (1, 0, _signed(magnitude, rng) * image.width, 0, 1, 0), Image.Resampling.NEAREST)
+def _sheared(pixels: Pixels, slope: float) -> Pixels:
+    """Shift each row by `slope` times its distance from the upper edge, with cubic interpolation along the row.
+
+    The result is that of Pillow's affine transform, whose interpolation across the rows does nothing here. It is
+    computed in the same order and in double precision, since Pillow cuts off fractions and does not round them.
+    """
+    height, width, _ = pixels.shape
+    shift = slope * (np.arange(height) + 0.5)[:, None]
+    whole = np.floor(shift)
+    left, right = max(0, 1 - int(whole.min())), max(0, 2 + int(whole.max()))
+    padded = np.empty((height, left + width + right, 3), np.int16)
+    padded[:, left : left + width] = pixels
+    padded[:, :left] = pixels[:, :1]
+    padded[:, left + width :] = pixels[:, -1:]
+    starts = np.arange(left - 1, padded.size // 3, left + width + right) + whole[:, 0].astype(int)
+    rows = np.lib.stride_tricks.sliding_window_view(padded.reshape(-1), 3 * (width + 3))[3 * starts]
+    before, here, after, last = (rows[:, 3 * tap : 3 * (tap + width)] for tap in range(4))
+    column = np.arange(float(width))
+    place = (column + 0.5) + shift  # (height, width): where in the old row the middle of a new pixel lies
+    outside = (place < 0) | (place >= width)
+    place -= 0.5
+    place -= column + whole
+    way = np.repeat(place, 3, axis=1)  # (height, 3 width): from `here` to `after`
+    rise = here - before
+    bend = rise - after + last
+    value = bend.astype(float)
+    value *= way
+    value -= (bend + rise).astype(float)
+    value *= way
+    value += (after - before).astype(float)
+    value *= way
+    value += here.astype(float)
+    sheared: Pixels = value.astype(np.int16).clip(0, 255).astype(np.uint8).reshape(pixels.shape)
+    sheared[outside] = GREY
+    return sheared
 
 
-def _translate_y(image: Image.Image, magnitude: float, rng: np.random.Generator) -> Image.Image:
-    return _affine(image, (1, 0, 0, 0, 1, _signed(magnitude, rng) * image.height), Image.Resampling.NEAREST)
+def _transposed(pixels: Pixels) -> Pixels:
+    return np.array(Image.fromarray(pixels).transpose(Image.Transpose.TRANSPOSE))
 
 
-def _rotate(image: Image.Image, magnitude: float, _: np.random.Generator) -> Image.Image:
-    """Rotate counter-clockwise only; the transparent corners of the rotated image show the grey below it."""
-    rotated = image.convert("RGBA").rotate(magnitude)
-    return Image.composite(rotated, Image.new("RGBA", rotated.size, (*GREY, 128)), rotated).convert(image.mode)
+def _shear_x(pixels: Pixels, magnitude: float, rng: np.random.Generator) -> Pixels:
+    return _sheared(pixels, _signed(magnitude, rng))
 
 
-def _posterize(image: Image.Image, magnitude: float, _: np.random.Generator) -> Image.Image:
-    return ImageOps.posterize(image, int(magnitude))
+def _shear_y(pixels: Pixels, magnitude: float, rng: np.random.Generator) -> Pixels:
+    return _transposed(_sheared(_transposed(pixels), _signed(magnitude, rng)))
 
 
-def _solarize(image: Image.Image, magnitude: float, _: np.random.Generator) -> Image.Image:
-    return ImageOps.solarize(image, math.ceil(magnitude))  # no pixel value lies between a threshold and its ceiling
+def _shifted(pixels: Pixels, distance: float, axis: int) -> Pixels:
+    """Move along an axis by the nearest whole number of pixels, to the left or up where the distance is positive."""
+    places = math.floor(distance + 0.5)
+    result = np.full_like(pixels, GREY[0])
+    new, old = result.swapaxes(0, axis), pixels.swapaxes(0, axis)
+    if places >= 0:
+        new[: len(old) - places] = old[places:]
+    else:
+        new[-places:] = old[:places]
+    return result
 
 
-def _square(image: Image.Image, magnitude: float, rng: np.random.Generator) -> Image.Image:
-    return _filled(image, int(magnitude), int(magnitude), CUTOUT_COLOUR, rng)
+def _translate_x(pixels: Pixels, magnitude: float, rng: np.random.Generator) -> Pixels:
+    return _shifted(pixels, _signed(magnitude, rng) * pixels.shape[1], axis=1)
 
 
-def _color(image: Image.Image, magnitude: float, rng: np.random.Generator) -> Image.Image:
-    return ImageEnhance.Color(image).enhance(1 + _signed(magnitude, rng))
+def _translate_y(pixels: Pixels, magnitude: float, rng: np.random.Generator) -> Pixels:
+    return _shifted(pixels, _signed(magnitude, rng) * pixels.shape[0], axis=0)
 
 
-def _contrast(image: Image.Image, magnitude: float, rng: np.random.Generator) -> Image.Image:
-    return ImageEnhance.Contrast(image).enhance(1 + _signed(magnitude, rng))
+def _rotate(pixels: Pixels, magnitude: float, _: np.random.Generator) -> Pixels:
+    """Rotate counter-clockwise only."""
+    return np.array(Image.fromarray(pixels).rotate(magnitude, fillcolor=GREY))
 
 
-def _sharpness(image: Image.Image, magnitude: float, rng: np.random.Generator) -> Image.Image:
-    return ImageEnhance.Sharpness(image).enhance(1 + _signed(magnitude, rng))
+def _posterize(pixels: Pixels, magnitude: float, _: np.random.Generator) -> Pixels:
+    return pixels & np.uint8(256 - (1 << (8 - int(magnitude))))
 
 
-def _brightness(image: Image.Image, magnitude: float, rng: np.random.Generator) -> Image.Image:
-    return ImageEnhance.Brightness(image).enhance(1 + _signed(magnitude, rng))
+def _solarize(pixels: Pixels, magnitude: float, _: np.random.Generator) -> Pixels:
+    return _looked_up(pixels, np.where(magnitude > _VALUES, _VALUES, 255 - _VALUES))
 
 
-def _invert(image: Image.Image, _magnitude: float, _: np.random.Generator) -> Image.Image:
-    return ImageOps.invert(image)
+def _square(pixels: Pixels, magnitude: float, rng: np.random.Generator) -> Pixels:
+    return _filled(pixels, int(magnitude), int(magnitude), CUTOUT_COLOUR, rng)
 
 
-def _autocontrast(image: Image.Image, _magnitude: float, _: np.random.Generator) -> Image.Image:
-    return ImageOps.autocontrast(image)
+def _color(pixels: Pixels, magnitude: float, rng: np.random.Generator) -> Pixels:
+    return np.array(ImageEnhance.Color(Image.fromarray(pixels)).enhance(1 + _signed(magnitude, rng)))
 
 
-def _equalize(image: Image.Image, _magnitude: float, _: np.random.Generator) -> Image.Image:
-    return ImageOps.equalize(image)
+def _contrast(pixels: Pixels, magnitude: float, rng: np.random.Generator) -> Pixels:
+    grey = np.asarray(Image.fromarray(pixels).convert("L"))
+    mean = np.full_like(_VALUES, int(float(grey.sum()) / grey.size + 0.5))
+    return _looked_up(pixels, _blended(mean, _VALUES, 1 + _signed(magnitude, rng)))
+
+
+def _sharpness(pixels: Pixels, magnitude: float, rng: np.random.Generator) -> Pixels:
+    return _blended(_smoothed(pixels), pixels, 1 + _signed(magnitude, rng))
+
+
+def _smoothed(pixels: Pixels) -> Pixels:
+    """Mean of the 3 by 3 neighbours with weight 5 for the middle one; the border stays. No mean is halfway."""
+    wide = pixels.astype(np.uint16)
+    across = wide[:, :-2] + wide[:, 1:-1]
+    across += wide[:, 2:]
+    middle = wide[1:-1, 1:-1]
+    middle *= 4
+    for row in range(3):
+        middle += across[row : row + len(middle)]
+    middle += 6
+    middle //= 13
+    return wide.astype(np.uint8)
+
+
+def _brightness(pixels: Pixels, magnitude: float, rng: np.random.Generator) -> Pixels:
+    return _looked_up(pixels, _blended(np.zeros_like(_VALUES), _VALUES, 1 + _signed(magnitude, rng)))
+
+
+def _invert(pixels: Pixels, _magnitude: float, _: np.random.Generator) -> Pixels:
+    return 255 - pixels
+
+
+def _autocontrast(pixels: Pixels, _magnitude: float, _: np.random.Generator) -> Pixels:
+    return np.array(ImageOps.autocontrast(Image.fromarray(pixels)))
+
+
+def _equalize(pixels: Pixels, _magnitude: float, _: np.random.Generator) -> Pixels:
+    return np.array(ImageOps.equalize(Image.fromarray(pixels)))
 
 
 def _range(weakest: float, strongest: float) -> tuple[float, ...]:

@@ -1,33 +1,48 @@
 """Batches."""
 
 import dataclasses
+import io
+import threading
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
-from csc.data.loading import Batch, evaluation_batches, order, training_batches, workers_for
+from csc.bench.load import LARGEST_DIFFERENCE, MEAN_DIFFERENCE, _photograph, _view
+from csc.data import loading
+from csc.data.loading import (
+    Batch,
+    Batches,
+    Plan,
+    Workers,
+    decode,
+    evaluation_batches,
+    order,
+    training_batches,
+    workers_for,
+)
 from csc.data.partial import View
 from csc.errors import BadData
 from csc.training import confidences
 from tests.unit.training.bench import NEW, ROWS, Bench, changed, first_rows, fresh_network, one_line, settings, state_of
 
+WAYS: list[Workers] = [0, "thread", 2]
 
-def load(view: View, *, seed: int = 0, epoch: int = 0, workers: int = 0, augment: bool = True) -> list[Batch]:
-    return list(
-        training_batches(
-            view,
-            size=32,
-            batch_size=8,
-            seed=seed,
-            epochs=range(epoch, epoch + 1),
-            augment=augment,
-            shuffle=True,
-            workers=workers,
-        )
-    )
+
+def plan_of(epochs: range, seed: int = 0, rows: int = ROWS) -> Plan:
+    return [(epoch, order(rows, 8, seed, epoch)) for epoch in epochs]
+
+
+def load(
+    view: View, *, seed: int = 0, epoch: int = 0, workers: Workers = 0, augment: bool = True, epochs: int = 1
+) -> list[Batch]:
+    plan = plan_of(range(epoch, epoch + epochs), seed)
+    return list(training_batches(view, plan, seed=seed, size=32, augment=augment, workers=workers))
 
 
 def by_row(batches: list[Batch]) -> dict[int, Tensor]:
@@ -42,8 +57,29 @@ def same(one: list[Batch], two: list[Batch]) -> bool:
     )
 
 
-def test_any_number_of_workers_gives_the_same_batches(views: dict[int, View]):
-    assert same(load(views[1], workers=0), load(views[1], workers=2))
+def encoded(image: Image.Image, **options) -> bytes:
+    file = io.BytesIO()
+    image.save(file, **({"format": "JPEG", "quality": 90} | options))
+    return file.getvalue()
+
+
+def difference(one: np.ndarray, two: np.ndarray) -> np.ndarray:
+    return abs(one.astype(int) - two)
+
+
+def loader_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("loader")]
+
+
+@pytest.fixture(scope="module")
+def photograph() -> bytes:
+    return _photograph(np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("workers", WAYS[1:])
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_any_way_of_loading_gives_the_same_batches(views: dict[int, View], workers: Workers, epochs: int):
+    assert same(load(views[1], workers=0, epochs=epochs), load(views[1], workers=workers, epochs=epochs))
 
 
 @pytest.mark.parametrize("other", [{"epoch": 1}, {"seed": 1}], ids=["epoch", "seed"])
@@ -62,9 +98,9 @@ def test_without_augmentation_an_image_is_the_same_in_every_epoch(views: dict[in
     assert all(torch.equal(one[row], two[row]) for row in one)
 
 
-def test_several_epochs_are_those_of_each_alone(views: dict[int, View]):
-    options = {"size": 32, "batch_size": 8, "seed": 0, "augment": True, "shuffle": True, "workers": 0}
-    together = list(training_batches(views[1], epochs=range(1, 3), **options))
+@pytest.mark.parametrize("workers", WAYS)
+def test_several_epochs_are_those_of_each_alone(views: dict[int, View], workers: Workers):
+    together = load(views[1], epoch=1, epochs=2, workers=workers)
     assert same(together, load(views[1], epoch=1) + load(views[1], epoch=2))
 
 
@@ -96,9 +132,14 @@ def test_a_lone_last_image_does_not_stop_training(bench: Bench):
     assert len(trainer.run()) == 1
 
 
-def test_evaluation_reads_every_row_once_in_order(views: dict[int, View]):
-    batches = list(evaluation_batches(views[1], size=32, batch_size=19, workers=0))
-    assert torch.cat([batch.rows for batch in batches]).tolist() == list(range(ROWS))
+@pytest.mark.parametrize("workers", WAYS)
+def test_evaluation_reads_the_rows_it_is_told(views: dict[int, View], workers: Workers):
+    parts = [range(19), [19], []]
+    batches = list(evaluation_batches(views[1], parts, size=32, workers=workers))
+    assert [batch.rows.tolist() for batch in batches] == [list(range(19)), [19], []]
+    assert [len(batch.images) for batch in batches] == [len(batch.targets) for batch in batches] == [19, 1, 0]
+    plain = by_row(load(views[1], augment=False))
+    assert all(torch.equal(image, plain[row]) for row, image in by_row(batches).items())
 
 
 def test_confidences_do_not_depend_on_the_batch_and_leave_the_network_as_it_was(views: dict[int, View]):
@@ -107,21 +148,229 @@ def test_confidences_do_not_depend_on_the_batch_and_leave_the_network_as_it_was(
     before = state_of(network)
     rows, values = zip(*confidences(network, views[1], config), strict=True)
     assert torch.cat(rows).tolist() == list(range(ROWS))
-    one = next(evaluation_batches(first_rows(views[1], 1), size=32, batch_size=1, workers=0))
+    one = next(evaluation_batches(views[1], [[0]], size=32, workers=0))
     with torch.no_grad():
         torch.testing.assert_close(torch.cat(values)[:1], network(one.images).sigmoid(), rtol=1e-4, atol=1e-5)
     assert torch.cat(values).shape == (ROWS, NEW)
     assert changed(before, network) == set()
 
 
-def test_on_a_cpu_loading_stays_in_the_training_process_unless_told():
-    assert workers_for(-1, torch.device("cpu")) == 0
-    assert workers_for(3, torch.device("cpu")) == 3
-    assert workers_for(-1, torch.device("cuda")) >= 1
+def test_by_itself_a_cpu_gets_a_thread_and_a_gpu_processes(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(4)), raising=False)
+    assert workers_for("auto", torch.device("cpu")) == "thread"
+    assert workers_for("auto", torch.device("cuda")) == 3
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {7}, raising=False)
+    assert workers_for("auto", torch.device("cuda")) == 1
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(256)), raising=False)
+    assert workers_for("auto", torch.device("cuda")) == loading.MOST_WORKERS
 
 
-def test_a_broken_image_is_reported_by_its_place(views: dict[int, View], tmp_path: Path):
-    nowhere = dataclasses.replace(views[1], images=tmp_path)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("wanted", [0, 3])
+def test_a_number_of_workers_is_taken_as_it_is(wanted: int, device: str):
+    assert workers_for(wanted, torch.device(device)) == wanted
+
+
+@pytest.mark.parametrize("workers", WAYS)
+@pytest.mark.parametrize("mode", ["fast", "exact"])
+def test_a_missing_shard_is_reported_by_its_place(views: dict[int, View], tmp_path: Path, workers: Workers, mode: str):
+    nowhere = dataclasses.replace(views[1], images=str(tmp_path))
     with pytest.raises(BadData, match=r"00000\.arrow") as error:
-        load(nowhere)
+        next(evaluation_batches(nowhere, [[0]], size=32, workers=workers, decode=mode))
     assert one_line(error)
+
+
+@pytest.mark.parametrize("workers", WAYS)
+def test_a_broken_image_is_reported_where_its_batch_would_be(photograph: bytes, tmp_path: Path, workers: Workers):
+    view = _view([photograph, photograph, photograph[:20_000], photograph], 8, tmp_path)
+    batches = evaluation_batches(view, [[0, 1], [3, 4], [5, 6], [7]], size=32, workers=workers)
+    assert [len(next(batches).rows) for _ in range(2)] == [2, 2]
+    with pytest.raises(BadData, match=r"00000\.arrow row 2: broken image \(image file is truncated") as error:
+        next(batches)
+    assert one_line(error)
+    assert list(batches) == []
+    assert loader_threads() == []
+
+
+@pytest.mark.parametrize("content", [b"", b"no image at all", b"\xff\xd8\xff\xe0\x00\x10JFIF"])
+def test_what_is_no_image_is_reported_alike_by_both_decoders(content: bytes, tmp_path: Path):
+    view = _view([content], 1, tmp_path)
+    texts = []
+    for mode in ("fast", "exact"):
+        with pytest.raises(BadData, match="row 0: broken image") as error:
+            next(evaluation_batches(view, [[0]], size=32, workers=0, decode=mode))
+        assert one_line(error)
+        texts.append(str(error.value).partition("0x")[0])
+    assert texts[0] == texts[1]
+
+
+def test_a_thread_ends_with_the_last_batch(views: dict[int, View]):
+    assert len(load(views[1], workers="thread")) == 3
+    assert loader_threads() == []
+
+
+@pytest.mark.parametrize("taken", [0, 1, 2])
+def test_a_thread_ends_when_its_consumer_stops_early(views: dict[int, View], taken: int):
+    batches = training_batches(views[1], plan_of(range(50)), seed=0, size=32, augment=True, workers="thread")
+    for _ in range(taken):
+        next(batches)
+    assert bool(loader_threads()) == bool(taken)
+    batches.close()
+    assert loader_threads() == []
+    assert list(batches) == []
+
+
+def test_a_thread_ends_when_its_consumer_fails(views: dict[int, View]):
+    def consumer() -> None:
+        for _ in training_batches(views[1], plan_of(range(50)), seed=0, size=32, augment=False, workers="thread"):
+            raise KeyError("something else")
+
+    with pytest.raises(KeyError):
+        consumer()
+    assert loader_threads() == []
+
+
+def test_a_thread_works_a_few_batches_ahead():
+    loaded: list[int] = []
+
+    def load_one(key: tuple[int, list[int]]) -> Batch:
+        loaded.append(key[0])
+        return Batch(torch.empty(0), torch.empty(0), torch.tensor(key[1]))
+
+    batches = Batches(loading._from_thread(load_one, [(number, [number]) for number in range(20)]))
+    assert loaded == []
+    for number in range(20):
+        assert next(batches).rows.tolist() == [number]
+        assert set(range(number + 1)) <= set(loaded) <= set(range(number + 1 + loading.AHEAD))
+    assert sorted(loaded) == list(range(20))
+
+
+def test_the_time_spent_waiting_is_counted(monkeypatch: pytest.MonkeyPatch):
+    clock = iter([0.0, 1.5, 10.0, 10.25, 20.0, 20.0])
+    monkeypatch.setattr("time.perf_counter", lambda: next(clock))
+    batch = Batch(torch.empty(0), torch.empty(0), torch.empty(0))
+    batches = Batches(batch for _ in range(2))
+    assert batches.waited == 0
+    assert next(batches) is batch
+    assert batches.waited == 1.5
+    assert list(batches) == [batch]
+    assert batches.waited == 1.75
+
+
+@pytest.mark.parametrize("augment", [True, False])
+@pytest.mark.parametrize(("limit", "decoded"), [(1 << 20, 1), (0, 3)], ids=["small", "large"])
+@pytest.mark.parametrize("workers", [0, "thread"])
+def test_a_small_set_is_decoded_once(
+    views: dict[int, View],
+    monkeypatch: pytest.MonkeyPatch,
+    limit: int,
+    decoded: int,
+    workers: Workers,
+    augment: bool,
+):
+    counts: Counter[bytes] = Counter()
+
+    def counting(jpeg: memoryview, size: int, mode: str) -> np.ndarray:
+        counts[bytes(jpeg)] += 1
+        return decode(jpeg, size, mode)
+
+    expected = [batch for epoch in range(3) for batch in load(views[1], epoch=epoch, augment=augment)]
+    monkeypatch.setattr(loading, "decode", counting)
+    monkeypatch.setattr(loading, "KEPT_BYTES", limit)
+    assert same(load(views[1], epochs=3, augment=augment, workers=workers), expected)
+    assert set(counts.values()) == {decoded}
+    assert len(counts) == ROWS
+
+
+@pytest.mark.parametrize("size", [64, 128, 224])
+def test_fast_decoding_stays_within_its_tolerance(photograph: bytes, size: int):
+    off = difference(decode(photograph, size, "fast"), decode(photograph, size, "exact"))
+    assert 0 < off.mean() <= MEAN_DIFFERENCE
+    assert off.max() <= LARGEST_DIFFERENCE
+
+
+def test_the_stated_tolerance_is_the_one_that_is_held():
+    stated = " ".join(str(decode.__doc__).split())
+    assert f"up to {MEAN_DIFFERENCE} levels of 255 on average and up to {LARGEST_DIFFERENCE} in single values" in stated
+
+
+@pytest.mark.parametrize(("size", "scale"), [(32, 8), (60, 8), (61, 4), (224, 2), (240, 2), (241, 1), (448, 1)])
+def test_the_decoder_scales_as_far_as_the_size_allows(photograph: bytes, size: int, scale: int):
+    pixels = loading._scaled(photograph, size)
+    assert pixels is not None
+    assert pixels.shape == (480 // scale, 640 // scale, 3)
+
+
+def test_bytes_from_a_shard_take_the_fast_path(photograph: bytes):
+    assert loading._scaled(memoryview(pa.py_buffer(photograph)), 224) is not None
+    assert loading._scaled(memoryview(pa.array([photograph])[0].as_buffer()), 224) is not None
+
+
+@pytest.mark.parametrize("size", [96, 150, 400])
+def test_an_image_that_is_not_scaled_is_off_by_one_level_at_most(photograph: bytes, size: int):
+    jpeg = encoded(Image.open(io.BytesIO(photograph)).resize((151, 97)))
+    off = difference(decode(jpeg, size, "fast"), decode(jpeg, size, "exact"))
+    assert off.max() <= 1
+    assert off.mean() < 0.05
+
+
+def test_an_image_of_the_right_size_is_the_same_in_both_modes(photograph: bytes):
+    jpeg = encoded(Image.open(io.BytesIO(photograph)).resize((128, 128)))
+    assert np.array_equal(decode(jpeg, 128, "fast"), decode(jpeg, 128, "exact"))
+
+
+FORMS = {
+    "progressive": lambda image: encoded(image, progressive=True),
+    "whole colour": lambda image: encoded(image, subsampling="4:4:4"),
+    "half colour": lambda image: encoded(image, subsampling="4:2:2"),
+    "grey": lambda image: encoded(image.convert("L")),
+    "ink": lambda image: encoded(image.convert("CMYK")),
+    "no transform": lambda image: encoded(image, keep_rgb=True),
+    "restarts": lambda image: encoded(image, restart_marker_rows=1),
+    "turned by its metadata": lambda image: encoded(image, exif=_turned()),
+    "one column": lambda image: encoded(image.resize((1, 90))),
+    "bytes behind the end": lambda image: encoded(image) + b"more",
+    "damaged": lambda image: _damaged(encoded(image)),
+    "another format": lambda image: encoded(image, format="PNG"),
+}
+
+
+def _turned() -> Image.Exif:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    return exif
+
+
+def _damaged(jpeg: bytes) -> bytes:
+    """Bytes are missing in the middle, which Pillow lives with."""
+    middle = len(jpeg) // 2
+    return jpeg[:middle] + bytes(100) + jpeg[middle + 100 :]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_kind_of_image_comes_out_as_pillow_reads_it(photograph: bytes, form: str):
+    jpeg = FORMS[form](Image.open(io.BytesIO(photograph)).resize((181, 120)))
+    with Image.open(io.BytesIO(jpeg)) as image:
+        plain = np.asarray(image.convert("RGB").resize((100, 100), Image.Resampling.BILINEAR))
+    assert np.array_equal(decode(jpeg, 100, "exact"), plain)
+    assert difference(decode(jpeg, 100, "fast"), plain).max() <= 1
+    fast = decode(jpeg, 40, "fast")
+    assert (fast.shape, fast.dtype, fast.flags.writeable) == ((40, 40, 3), np.uint8, True)
+    assert difference(fast, decode(jpeg, 40, "exact")).mean() <= MEAN_DIFFERENCE
+
+
+@pytest.mark.parametrize("mode", ["fast", "exact"])
+def test_batches_are_decoded_as_told(photograph: bytes, tmp_path: Path, mode: str):
+    view = _view([photograph], 1, tmp_path)
+    expected = torch.from_numpy(decode(photograph, 64, mode)).permute(2, 0, 1)
+    batch = next(evaluation_batches(view, [[0]], size=64, workers=0, decode=mode))
+    assert torch.equal(batch.images[0], expected)
+    plain = training_batches(view, [(0, [[0]])], seed=0, size=64, augment=False, workers=0, decode=mode)
+    assert torch.equal(next(plain).images[0], expected)
+
+
+def test_loading_leaves_the_random_state_of_torch_alone(views: dict[int, View]):
+    before = torch.get_rng_state()
+    for workers in WAYS:
+        load(views[1], workers=workers)
+    assert torch.equal(torch.get_rng_state(), before)
