@@ -10,15 +10,20 @@ From a feature map F, class activation maps S and masks M = softmax(S) over spac
 
 with σ = LeakyReLU(0.2). Transform T, residuals and inner activations are the released network's; `plain` takes them
 out and leaves the equations as printed. A statistical matrix Z may stand in for A_g (and A_s): table 5.
+
+A_g and A_s have n² entries for n classes. With `rank` = r > 0 both act on r hubs, learned mixtures H = Qᵀ V of the
+nodes, instead of on the nodes: A_g = P Qᵀ and A_s are n × r, and time and memory grow linearly with n. r = n with
+Q = I is the full form.
 """
 
 from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import leaky_relu
+from torch.nn.functional import leaky_relu, linear, one_hot
 
 from csc.config import CiGcn
+from csc.errors import BadConfig
 
 __all__ = ["CIGCN"]
 
@@ -33,19 +38,29 @@ class CIGCN(nn.Module):
 
     def __init__(self, features: int, classes: int, config: CiGcn) -> None:
         super().__init__()
+        if config.rank and config.correlation != "G->S":
+            raise BadConfig(
+                f"cigcn.rank={config.rank}: only learned matrices have a low-rank form; "
+                f"set cigcn.correlation=G->S (it is {config.correlation}) or cigcn.rank=0"
+            )
         self.features, self.classes, self.config = features, classes, config
         nodes = features if config.plain else config.width
+        columns = config.rank or classes
         self.class_maps = nn.Linear(features, classes, bias=False)
-        self.transform = nn.Identity() if config.plain else nn.Linear(features, nodes)
+        self.transform: nn.Identity | nn.Linear = nn.Identity() if config.plain else nn.Linear(features, nodes)
         if config.correlation == "G->S":
-            self.general_cm = nn.Parameter(torch.empty(classes, classes).uniform_(-1, 1) / classes**0.5)
+            # 1 / √n of the full form; nodes start alike, so hubs of n / r of them need it smaller by √(n / r).
+            bound = min(classes, columns) ** 0.5 / classes
+            self.general_cm = nn.Parameter(torch.empty(classes, columns).uniform_(-bound, bound))
         else:
             self.register_buffer("statistical_cm", torch.eye(classes))
+        if config.rank:  # Q starts as the identity, wrapped around: class i is in hub i mod r
+            self.hubs = nn.Parameter(one_hot(torch.arange(classes) % config.rank, config.rank).float())
         self.W_g = nn.Linear(nodes, config.width, bias=not config.plain)
         if config.correlation != "Z->Z":
             self.pooled = nn.Linear(config.width, config.width)
             self.pooled_norm = nn.BatchNorm1d(config.width)
-            self.specific_cm = nn.Linear(2 * config.width, classes)
+            self.specific_cm = nn.Linear(2 * config.width, columns)
         self.W_s = nn.Linear(config.width, config.width, bias=not config.plain)
         self.output = nn.Linear(config.width, classes)
 
@@ -55,10 +70,10 @@ class CIGCN(nn.Module):
 
     def forward(self, maps: Tensor) -> Tensor:
         """(B, features, h, w) → logits (B, n)."""
-        F = maps.flatten(2).transpose(1, 2)  # (B, P, features), P = h·w places
+        F = maps.flatten(2).transpose(1, 2).contiguous()  # (B, P, features), P = h·w places; channels-last maps as is
         S = self.class_maps(F)  # (B, P, n)
         y_cls = S.amax(dim=1) if self.config.pooling == "max" else S.mean(dim=1)
-        V0 = self.masks(S).transpose(1, 2) @ self.transform(F)  # (B, n, D)
+        V0 = self.label_nodes(self.masks(S), F)
         V1 = self.general_gcn(V0)
         V2 = self.specific_gcn(V1)
         nodes = V2 if self.config.plain else V0 + V2
@@ -72,27 +87,58 @@ class CIGCN(nn.Module):
             return S.sigmoid()
         return S.softmax(dim=1 if self.config.mask_axis == "spatial" else 2)
 
+    def label_nodes(self, M: Tensor, F: Tensor) -> Tensor:
+        """V0 (B, n, D): the transformed features under each mask.
+
+        T is linear, so Mᵀ (F Wᵀ + 1 bᵀ) = (Mᵀ F) Wᵀ + (Mᵀ 1) bᵀ: it is applied to the places or to the classes,
+        whichever are fewer.
+        """
+        T, pool = self.transform, M.transpose(1, 2)  # (B, n, P)
+        if isinstance(T, nn.Identity) or self.classes >= F.shape[1]:
+            return pool @ cast(Tensor, T(F))
+        return linear(pool @ F, T.weight) + pool.sum(dim=2, keepdim=True) @ T.bias.unsqueeze(0)
+
     def general_matrix(self) -> Tensor:
-        """A_g, or the statistical matrix in its place (n, n)."""
+        """A_g, or the statistical matrix in its place (n, n); P (n, r) of a low-rank A_g."""
         return self.general_cm if self.config.correlation == "G->S" else cast(Tensor, self.statistical_cm)
+
+    def gathered(self, A: Tensor, V: Tensor) -> Tensor:
+        """A V: what each node gathers from the nodes (B, n, D), or from the hubs if the graph has them.
+
+        Args:
+            A: one matrix for all images (n, n or r), or one per image (B, n, n or r).
+            V: the nodes.
+        """
+        sources = _product(self.hubs.T, V) if self.config.rank else V
+        return _product(A, sources)
 
     def general_gcn(self, V0: Tensor) -> Tensor:
         """(B, n, D) → (B, n, D1): relations that hold for all images."""
-        U = self.general_matrix().to(V0.dtype) @ V0
+        U = self.gathered(self.general_matrix(), V0)
         if self.config.plain:
-            return leaky_relu(self.W_g(U), SLOPE)
-        return V0 + leaky_relu(self.W_g(leaky_relu(U, SLOPE)), SLOPE)
+            return _activated(self.W_g(U))
+        return V0 + _activated(self.W_g(_activated(U)))
 
     def specific_matrix(self, V1: Tensor) -> Tensor:
-        """A_s (B, n, n): row j holds the weights with which node j gathers the others, from the image itself."""
+        """A_s (B, n, n or r): row j holds the weights with which node j gathers, from the image itself; or Z."""
         if self.config.correlation == "Z->Z":
-            return cast(Tensor, self.statistical_cm).to(V1.dtype).expand(len(V1), -1, -1)
-        g = leaky_relu(self.pooled_norm(self.pooled(V1.mean(dim=1))), SLOPE)  # (B, D1)
+            return cast(Tensor, self.statistical_cm)
+        g = _activated(self.pooled_norm(self.pooled(V1.mean(dim=1))))  # (B, D1)
         on_pooled, on_node = self.specific_cm.weight.chunk(2, dim=1)  # W [g ; v] = W' g + W'' v, g never copied n times
-        bias = nn.functional.linear(g, on_pooled, self.specific_cm.bias)
-        return (nn.functional.linear(V1, on_node) + bias.unsqueeze(1)).sigmoid()
+        bias = linear(g, on_pooled, self.specific_cm.bias)
+        return linear(V1, on_node).add_(bias.unsqueeze(1)).sigmoid_()
 
     def specific_gcn(self, V1: Tensor) -> Tensor:
         """(B, n, D1) → (B, n, D2): relations of this image."""
-        Q = self.specific_matrix(V1) @ V1
-        return leaky_relu(self.W_s(Q if self.config.plain else leaky_relu(Q, SLOPE)), SLOPE)
+        U = self.gathered(self.specific_matrix(V1), V1)
+        return _activated(self.W_s(U if self.config.plain else _activated(U)))
+
+
+def _activated(x: Tensor) -> Tensor:
+    """σ(x), written over x: whatever made x does not need it again, so backward keeps one tensor instead of two."""
+    return leaky_relu(x, SLOPE, inplace=True)
+
+
+def _product(A: Tensor, V: Tensor) -> Tensor:
+    """A V for one matrix or one per image; expanded, as PyTorch would otherwise transpose and copy V."""
+    return A.to(V.dtype).expand(len(V), -1, -1) @ V

@@ -14,7 +14,8 @@ from csc.nets.growth import grow, grown_parameters
 
 BATCH, FEATURES, HEIGHT, ACROSS, WIDTH = 3, 6, 2, 3, 5
 OLD, NEW = 3, 2
-CLASSES = OLD + NEW
+CLASSES = OLD + NEW  # fewer than the places of a map
+MANY = HEIGHT * ACROSS + 2  # more than the places: the transform comes before the masks
 CORRELATIONS = ("G->S", "Z->S", "Z->Z")
 VARIANTS = [
     CiGcn(WIDTH, *values)
@@ -157,15 +158,52 @@ def logits_by_loops(config: CiGcn, weights: dict[str, list], image: np.ndarray) 
     return [(a + b) / share for a, b in zip(y_cls, y_gcn, strict=True)]
 
 
+@pytest.mark.parametrize("classes", [CLASSES, MANY])
 @pytest.mark.parametrize("config", VARIANTS, ids=variant_name)
-def test_the_network_computes_the_equations(config: CiGcn):
-    head, maps = settled_head(config), feature_maps()
+def test_the_network_computes_the_equations(config: CiGcn, classes: int):
+    head, maps = settled_head(config, classes), feature_maps()
     weights = {name: value.double().tolist() for name, value in head.state_dict().items()}
     expected = [logits_by_loops(config, weights, image) for image in maps.double().numpy()]
     with torch.no_grad():
         logits = head(maps)
-    assert logits.shape == (BATCH, CLASSES)
+    assert logits.shape == (BATCH, classes)
     np.testing.assert_allclose(logits.numpy(), np.array(expected), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("classes", [CLASSES, MANY])
+@pytest.mark.parametrize("masks", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("plain", [False, True])
+def test_gradients_are_those_of_the_equations(masks: str, plain: bool, classes: int):
+    """Activations overwrite their inputs; finite differences would show a value that backward still needed."""
+    head = settled_head(CiGcn(WIDTH, masks=masks, plain=plain), classes).double()
+    maps = feature_maps(batch=2).double().requires_grad_()
+    parameters = dict(head.named_parameters())
+
+    def logits(maps: Tensor, *values: Tensor) -> Tensor:
+        return torch.func.functional_call(head, dict(zip(parameters, values, strict=True)), (maps,))
+
+    assert torch.autograd.gradcheck(logits, (maps, *parameters.values()), eps=1e-6, atol=1e-4, fast_mode=True)
+
+
+@pytest.mark.parametrize("classes", [CLASSES, MANY])
+@pytest.mark.parametrize("masks", ["softmax", "sigmoid"])
+def test_the_memory_format_of_the_maps_does_not_matter(masks: str, classes: int):
+    head = settled_head(CiGcn(WIDTH, masks=masks), classes)
+    maps = feature_maps()
+    channels_last = maps.contiguous(memory_format=torch.channels_last)
+    assert channels_last.stride() != maps.stride()
+    torch.testing.assert_close(head(channels_last), head(maps))
+
+
+@pytest.mark.parametrize("classes", [CLASSES, MANY])
+@pytest.mark.parametrize("masks", ["softmax", "sigmoid"])
+def test_nodes_stay_in_half_precision_under_autocast(masks: str, classes: int):
+    head = settled_head(CiGcn(WIDTH, masks=masks), classes)
+    F = feature_maps().flatten(2).transpose(1, 2)
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+        V0 = head.label_nodes(head.masks(head.class_maps(F)), F)
+        V1 = head.general_gcn(V0)
+        assert {V0.dtype, V1.dtype, head.specific_gcn(V1).dtype} == {torch.bfloat16}
 
 
 @pytest.mark.parametrize("key", ["correlation", "masks", "mask_axis", "pooling", "fusion", "plain"])
@@ -177,6 +215,31 @@ def test_every_setting_changes_the_logits(key: str):
     first, second = CIGCN(FEATURES, CLASSES, one).eval(), CIGCN(FEATURES, CLASSES, two).eval()
     second.load_state_dict(first.state_dict(), strict=False)
     assert not torch.allclose(first(feature_maps()), second(feature_maps()), atol=1e-4)
+
+
+def test_a_model_of_the_default_settings_has_the_tensors_it_always_had():
+    shapes = {name: tuple(value.shape) for name, value in CIGCN(FEATURES, CLASSES, CiGcn(WIDTH)).state_dict().items()}
+    assert shapes == {
+        "class_maps.weight": (CLASSES, FEATURES),
+        "transform.weight": (WIDTH, FEATURES),
+        "transform.bias": (WIDTH,),
+        "general_cm": (CLASSES, CLASSES),
+        "W_g.weight": (WIDTH, WIDTH),
+        "W_g.bias": (WIDTH,),
+        "pooled.weight": (WIDTH, WIDTH),
+        "pooled.bias": (WIDTH,),
+        "pooled_norm.weight": (WIDTH,),
+        "pooled_norm.bias": (WIDTH,),
+        "pooled_norm.running_mean": (WIDTH,),
+        "pooled_norm.running_var": (WIDTH,),
+        "pooled_norm.num_batches_tracked": (),
+        "specific_cm.weight": (CLASSES, 2 * WIDTH),
+        "specific_cm.bias": (CLASSES,),
+        "W_s.weight": (WIDTH, WIDTH),
+        "W_s.bias": (WIDTH,),
+        "output.weight": (CLASSES, WIDTH),
+        "output.bias": (CLASSES,),
+    }
 
 
 def test_plain_has_no_transform_and_no_biases_in_the_graph_layers():
