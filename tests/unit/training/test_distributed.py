@@ -1,0 +1,328 @@
+"""Several processes train and score as one would: same losses, same weights, every image once."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from timm.layers import BatchNormAct2d
+from torch import Tensor, nn
+
+from csc.config import resolve
+from csc.data.loading import order
+from csc.data.partial import View, read_view, write_view
+from csc.distributed import Group, group, processes_for, raise_error, run, started, together
+from csc.errors import BadConfig, BadData
+from csc.methods.losses import asymmetric_loss, binary_cross_entropy, max_entropy
+from csc.nets.backbone import build_backbone
+from csc.nets.network import Network, build_head
+from csc.training import EpochLog, confidences
+from tests.unit.training.bench import Bench, settings, without_speed
+
+pytestmark = pytest.mark.xdist_group("distributed")  # launches are shared by many tests
+ROOT = Path(__file__).parents[3]
+CPU = torch.device("cpu")
+CLASSES = 5
+CASES: dict[str, dict[str, Any]] = {
+    "an uneven last batch": {"rows": 7, "batch": 4},  # of 3: of two ranks one has two of them
+    "fewer rows than ranks": {"rows": 5, "batch": 3, "backbone": "test_byobnet"},  # of 2, perhaps for three ranks
+    "accumulated batches": {"rows": 8, "batch": 3, "accumulate": 2},
+    "channels last and unused parameters": {"rows": 6, "batch": 4, "channels_last": True, "unused": True},
+    "a frozen backbone": {"rows": 7, "batch": 4, "frozen": True},
+}
+
+
+def tiny_network(backbone: str) -> Network:
+    config = resolve("digits", {"head": "ci_gcn", "backbone": {"name": backbone}, "cigcn": {"width": 8}})
+    torch.manual_seed(0)
+    net = build_backbone(config.backbone)
+    return Network(net, build_head(config, net.channels, CLASSES), (0.5,) * 3, (0.25,) * 3).double()
+
+
+def some_data(rows: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randint(0, 256, (rows, 3, 32, 32), dtype=torch.uint8, generator=generator)
+    return images, (torch.rand(rows, CLASSES, generator=generator) < 0.4).double()
+
+
+def train(
+    group: Group,
+    rows: int,
+    batch: int,
+    accumulate: int = 1,
+    backbone: str = "test_resnet",
+    *,
+    channels_last: bool = False,
+    unused: bool = False,
+    frozen: bool = False,
+) -> dict[str, Any]:
+    """Two epochs in double precision, with a loss of a mean, a sum and a penalty; return losses and final state."""
+    network, (images, targets) = tiny_network(backbone), some_data(rows)
+    network.spare = nn.Linear(2, 2).double() if unused else nn.Identity()
+    network.backbone.requires_grad_(not frozen)
+    group.prepare(network)
+    if channels_last:
+        network.to(memory_format=torch.channels_last)
+    learner = group.learner(network.train())
+    learning = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.SGD(learning, lr=0.02, momentum=0.9)
+    losses = []
+    for epoch in range(2):
+        batches = order(rows, batch, seed=3, epoch=epoch)
+        for index, whole in enumerate(batches, start=1):
+            part = group.part(whole)
+            last = index % accumulate == 0 or index == len(batches)
+            with together(learner, last=last):
+                logits = group.whole(learner(images[part]), len(whole))
+                labels = group.whole(targets[part], len(whole))
+                assert torch.equal(labels, targets[whole])
+                loss = binary_cross_entropy(logits, labels) + 0.02 * asymmetric_loss(logits, labels)
+                loss = loss - 0.05 * max_entropy(logits) + 0.001 * network.head.output.weight.square().sum()
+                (loss / accumulate).backward()
+            losses.append(loss.item())
+            if last:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+    return {"losses": losses, "state": {name: value.clone() for name, value in network.state_dict().items()}}
+
+
+def score(group: Group, rows: int) -> list[list[float]]:
+    """Confidences of all rows, from parts of them."""
+    network, (images, _) = tiny_network("test_resnet").eval(), some_data(rows)
+    with torch.inference_mode():
+        return group.whole(network(images[group.part(range(rows))]), rows).tolist()
+
+
+def all_of_it(folder: str) -> dict[str, Any]:
+    """What each process of the launches below does; the first leaves the trained weights in the folder."""
+    with group() as together_with:
+        trained = {name: train(together_with, **case) for name, case in CASES.items()}
+        for name, result in trained.items():
+            state = {key: value.contiguous() for key, value in result.pop("state").items()}
+            if together_with.is_main:
+                save_file(state, Path(folder) / f"{name}.safetensors")
+        scored = {str(rows): score(together_with, rows) for rows in (1, 2, 7)}
+        agreed = [together_with.agree(5), together_with.agree(together_with.rank)]
+    return {"world": together_with.world, "trained": trained, "scored": scored, "agreed": agreed, "folder": folder}
+
+
+@pytest.fixture(autouse=True)
+def _children_find_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return all_of_it(str(tmp_path_factory.mktemp("alone")))
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def several(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        made = run(all_of_it, {"folder": str(tmp_path_factory.mktemp("several"))}, request.param)
+    assert made["world"] == request.param
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_losses_and_weights_are_those_of_one_process(alone: dict[str, Any], several: dict[str, Any], case: str):
+    assert several["trained"][case]["losses"] == pytest.approx(alone["trained"][case]["losses"], rel=1e-10)
+    one, many = (load_file(Path(made["folder"]) / f"{case}.safetensors") for made in (alone, several))
+    assert many.keys() == one.keys()
+    torch.testing.assert_close(many, one, atol=1e-10, rtol=1e-8)
+    fresh = tiny_network(CASES[case].get("backbone", "test_resnet")).state_dict()
+    assert all((one[name] != fresh[name]).any() for name in fresh if name.startswith("head.") and fresh[name].ndim > 1)
+
+
+@pytest.mark.slow
+def test_every_image_is_scored_once_and_in_its_place(alone: dict[str, Any], several: dict[str, Any]):
+    for rows, scores in alone["scored"].items():
+        assert len(scores) == int(rows)
+        torch.testing.assert_close(torch.tensor(several["scored"][rows]), torch.tensor(scores), atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_ranks_notice_when_they_disagree(several: dict[str, Any]):
+    assert several["agreed"] == [True, False]
+
+
+OVERRIDES = ("method=csc", "train.epochs=2", "train.batch_size=7", "train.accumulate=2", "input.augment=true")
+
+
+class Stopped(Exception):
+    """A trainer that did not come to its end."""
+
+
+def second_task(folder: str, stop_after: int = -1) -> dict[str, Any]:
+    """Train the second task with the first's model as teacher, on what the checkpoint has left; score the result."""
+
+    def stop(epoch: int, log: EpochLog) -> None:
+        if epoch == stop_after:
+            raise Stopped
+
+    config, view = settings(*OVERRIDES), read_view(str(Path(folder) / "view.parquet"))
+    with group() as together_with:
+        trainer = Bench({2: view}, Path(folder)).second(config, group=together_with, on_epoch=stop)
+        log = without_speed(trainer.run())
+        scores = [batch for _, batch in confidences(trainer.network, view, config, group=together_with)]
+        return {"log": log, "scores": torch.cat(scores).tolist()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stop_after", [-1, 0], ids=["from the start", "from a checkpoint"])
+def test_the_trainer_learns_the_same_in_two_processes(views: dict[int, View], tmp_path: Path, stop_after: int):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        write_view(views[2], tmp_path / name / "view.parquet")
+    if stop_after >= 0:
+        with pytest.raises(Stopped):
+            second_task(str(tmp_path / "two"), stop_after)
+    one = second_task(str(tmp_path / "one"))
+    two = run(second_task, {"folder": str(tmp_path / "two")}, 2)
+    assert [epoch.keys() for epoch in two["log"]] == [{"ce", "kd", "H", "loss"}] * 2
+    for mine, alone in zip(two["log"], one["log"], strict=True):
+        assert mine == pytest.approx(alone, rel=1e-4)
+    # Scores, not weights: Adam makes whole steps of gradients that are rounding errors, on weights without effect.
+    torch.testing.assert_close(torch.tensor(two["scores"]), torch.tensor(one["scores"]), atol=1e-4, rtol=1e-4)
+
+
+def test_a_process_alone_is_a_group_of_one():
+    with group() as me:
+        assert (me.rank, me.world, me.is_main, me.agree(3)) == (0, 1, True, True)
+        module, logits = nn.BatchNorm1d(3), torch.rand(4, 3)
+        me.prepare(module)
+        assert me.part([4, 2, 7]) == [4, 2, 7]
+        assert me.whole(logits, 4) is logits
+        assert me.learner(module) is module
+        with together(module, last=False):
+            assert type(module) is nn.BatchNorm1d
+    assert not dist.is_initialized()
+
+
+@given(rows=st.lists(st.integers()), world=st.integers(1, 9))
+def test_rows_are_dealt_out_without_loss_or_duplicate(rows: list[int], world: int):
+    parts = [Group(rank, world, CPU).part(rows) for rank in range(world)]
+    assert [part[turn] for turn in range(len(parts[0])) for part in parts if turn < len(part)] == rows
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@pytest.mark.parametrize(
+    ("gpus", "wanted", "processes"), [(0, "auto", 1), (1, "auto", 1), (4, "auto", 4), (0, 3, 3), (4, 2, 2), (4, 4, 4)]
+)
+def test_processes_are_as_many_as_gpus_unless_told(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, wanted: Any, processes: int
+):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    assert processes_for(wanted) == processes
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert started()
+    assert processes_for(wanted) == 1
+
+
+def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(BadConfig, match=r"train\.processes=3: each process needs a GPU of its own.* shows 2"):
+        processes_for(3)
+    for name, value in {"RANK": "2", "LOCAL_RANK": "2", "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(BadConfig, match=r"train\.processes=3"), group():
+        pass
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    """A real process group that has only this process in it."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (lambda: nn.BatchNorm1d(3), (4, 3)),
+        (lambda: nn.BatchNorm2d(3, momentum=None), (4, 3, 2, 5)),
+        (lambda: nn.BatchNorm2d(3, affine=False), (2, 3, 2, 2)),
+        (lambda: BatchNormAct2d(3, act_layer=nn.PReLU), (4, 3, 2, 5)),
+    ],
+)
+def test_the_batch_norm_of_the_cpu_is_batch_norm(layer: Any, shape: tuple[int, ...]):
+    plain, shared = nn.Sequential(layer()), nn.Sequential(layer())
+    names = list(shared.state_dict())
+    Group(0, 2, CPU).prepare(shared)
+    assert type(shared[0]) is not type(plain[0])
+    assert list(shared.state_dict()) == names
+    for _ in range(2):
+        x = torch.randn(shape)
+        inputs = [x.clone().requires_grad_(), x.clone().requires_grad_()]
+        outputs = [plain(inputs[0]), shared(inputs[1])]
+        torch.testing.assert_close(*outputs)
+        for output in outputs:
+            (output * torch.arange(output.numel()).view(shape)).sum().backward()
+        torch.testing.assert_close(inputs[0].grad, inputs[1].grad, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(shared.state_dict(), plain.state_dict())
+    for parameters in zip(plain.parameters(), shared.parameters(), strict=True):
+        torch.testing.assert_close(*(parameter.grad for parameter in parameters), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(shared.eval()(x), plain.eval()(x))
+
+
+def test_gpus_get_the_batch_norm_of_torch_under_the_same_names():
+    network = tiny_network("test_byobnet").float()
+    names, parameters = list(network.state_dict()), list(network.parameters())
+    Group(0, 2, torch.device("cuda")).prepare(network)
+    layers = [layer for layer in network.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+    assert len(layers) > 1
+    assert all(isinstance(layer, nn.SyncBatchNorm) for layer in layers)
+    for rows, kind in ((0, torch.float32), (2, torch.bfloat16)):  # no rows are counted in the type that counts come in
+        assert layers[0].eval()(torch.rand(rows, layers[0].num_features, 4, 4).bfloat16()).dtype is kind
+    assert list(network.state_dict()) == names
+    assert all(mine is given for mine, given in zip(network.parameters(), parameters, strict=True))
+
+
+def refused_by_one(path: str) -> None:
+    """The second process refuses its input while the first waits for it."""
+    with group() as together_with:
+        if not together_with.is_main:
+            raise BadData(f"{path}: no such file")
+        together_with.agree(1)
+
+
+def dies_in_one(how: str) -> None:
+    """The second process dies while the first waits for it."""
+    with group() as together_with:
+        if not together_with.is_main:
+            os.kill(os.getpid(), signal.SIGKILL) if how == "killed" else os._exit(7)
+        together_with.agree(1)
+
+
+@pytest.mark.slow
+def test_an_error_of_one_process_is_the_error_of_all(capfd: pytest.CaptureFixture[str]):
+    handler = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(BadData) as caught:
+        run(refused_by_one, {"path": "/nowhere"}, 2)
+    assert str(caught.value) == "/nowhere: no such file"
+    assert capfd.readouterr() == ("", "")
+    assert signal.getsignal(signal.SIGTERM) is handler
+    assert "TORCH_CPP_LOG_LEVEL" not in os.environ
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "end"), [("exit", "with exit code 7"), ("killed", "by SIGKILL")])
+def test_a_crash_of_one_process_is_told_by_its_number(how: str, end: str):
+    with pytest.raises(RuntimeError, match=f"^dies_in_one: process 2 of 2 ended {end}"):
+        run(dies_in_one, {"how": how}, 2)
+
+
+def test_an_error_that_nobody_left_is_not_raised(tmp_path: Path):
+    raise_error(tmp_path / "arguments.json")
