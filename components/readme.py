@@ -9,7 +9,17 @@ from kfp.dsl.base_component import BaseComponent
 
 __all__ = ["NAMES", "readmes"]
 
-NAMES = ("ingest", "split_labels", "build_dataset", "train", "evaluate", "register", "report")
+NAMES = (
+    "ingest",
+    "embed",
+    "split_labels",
+    "build_dataset",
+    "train",
+    "train_on_nodes",
+    "evaluate",
+    "register",
+    "report",
+)
 
 
 def readmes() -> Iterator[tuple[Path, str]]:

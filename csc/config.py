@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -22,6 +22,7 @@ from csc.errors import BadConfig
 __all__ = ["Config", "methods", "parse_overrides", "resolve"]
 
 _ROOT = Path(__file__).parent
+_BY_WHOM: dict[str, Any] = {"workers": "auto", "processes": "auto", "nodes": 1}  # changes no result
 _FALLBACK_PRESET = "coco"  # any other data set is treated like the larger benchmark
 
 
@@ -40,6 +41,14 @@ class Input:
 
     size: int = 224
     augment: bool = True
+    decode: Literal["fast", "exact"] = "fast"
+
+
+@dataclass(frozen=True)
+class Features:
+    """Cached feature maps of a frozen backbone: `views` per training image, augmented if the input is; 0 for none."""
+
+    views: int = 0
 
 
 @dataclass(frozen=True)
@@ -54,9 +63,13 @@ class Train:
     weight_decay: float = 1e-4
     schedule: Literal["onecycle", "constant"] = "onecycle"
     pct_start: float = 0.2
-    amp: Literal["auto", "off"] = "auto"
+    accumulate: int = 1
+    amp: Literal["auto", "bf16", "fp16", "off"] = "auto"
+    compile: bool = False
     channels_last: Literal["auto", "on", "off"] = "auto"
-    workers: int = -1
+    workers: int | Literal["auto"] = "auto"
+    processes: int | Literal["auto"] = "auto"
+    nodes: int = 1
 
 
 @dataclass(frozen=True)
@@ -70,6 +83,7 @@ class CiGcn:
     pooling: Literal["max", "avg"] = "max"
     fusion: Literal["mean", "sum"] = "mean"
     plain: bool = False
+    rank: int = 0
 
 
 @dataclass(frozen=True)
@@ -115,6 +129,7 @@ class Config:
     threshold: float = 0.8
     backbone: Backbone = field(default_factory=Backbone)
     input: Input = field(default_factory=Input)
+    features: Features = field(default_factory=Features)
     train: Train = field(default_factory=Train)
     cigcn: CiGcn = field(default_factory=CiGcn)
     loss: Loss = field(default_factory=Loss)
@@ -133,8 +148,9 @@ class Config:
         return dict(_flatten(dataclasses.asdict(self)))
 
     def fingerprint(self, *more: str) -> str:
-        """A short digest of the configuration and whatever else identifies a run."""
-        return hashlib.sha256("\n".join([self.to_json(), *more]).encode()).hexdigest()[:16]
+        """A short digest of the configuration and whatever else identifies a run; not of who does the work."""
+        same = dataclasses.replace(self, train=dataclasses.replace(self.train, **_BY_WHOM))
+        return hashlib.sha256("\n".join([same.to_json(), *more]).encode()).hexdigest()[:16]
 
 
 def resolve(dataset: str, overrides: Mapping[str, Any] | str | None = None) -> Config:
@@ -163,6 +179,11 @@ def resolve(dataset: str, overrides: Mapping[str, Any] | str | None = None) -> C
         _merge(merged, layer, "")
     merged["method"] = method
     config: Config = _build(Config, merged, "")
+    if config.backbone.frozen and own.get("changes_backbone"):
+        raise BadConfig(
+            f"backbone.frozen=true: method '{method}' works by changing the backbone, so it cannot be frozen; "
+            "leave backbone.frozen and features.views alone"
+        )
     return config
 
 
@@ -251,6 +272,12 @@ def _build(kind: Any, values: Mapping[str, Any], path: str) -> Any:
 
 def _coerce(value: Any, hint: Any, key: str) -> Any:
     """Read one value as its declared type; text from the command line counts as what it spells."""
+    if get_origin(hint) is Union:  # a number or a word
+        number, word = get_args(hint)
+        try:
+            return value if value in get_args(word) else _number(value, number, key)
+        except BadConfig as error:
+            raise BadConfig(f"{error} or '{get_args(word)[0]}'") from None
     if get_origin(hint) is Literal:
         if value in get_args(hint):
             return value
@@ -264,15 +291,18 @@ def _coerce(value: Any, hint: Any, key: str) -> Any:
         if isinstance(value, str) and value:
             return value
         raise BadConfig(f"{key}={value!r}: expected text")
+    return _number(value, hint, key)
+
+
+def _number(value: Any, kind: type, key: str) -> Any:
     try:
-        if isinstance(value, bool) or (hint is int and isinstance(value, float) and value != int(value)):
+        if isinstance(value, bool) or (kind is int and isinstance(value, float) and value != int(value)):
             raise ValueError
-        number = hint(value)
+        number = kind(value)
         if not math.isfinite(number):
             raise ValueError
     except (TypeError, ValueError, OverflowError):
-        kind = "a whole number" if hint is int else "a number"
-        raise BadConfig(f"{key}={value}: expected {kind}") from None
+        raise BadConfig(f"{key}={value}: expected {'a whole number' if kind is int else 'a number'}") from None
     return number
 
 
@@ -282,17 +312,22 @@ def _check_ranges(config: Config) -> None:
         "input.size": 16,
         "train.epochs": 1,
         "train.batch_size": 2,
-        "train.workers": -1,
+        "train.accumulate": 1,
+        "train.workers": 0,
+        "train.processes": 1,
+        "train.nodes": 1,
         "train.weight_decay": 0,
         "train.backbone_lr_scale": 0,
         "cigcn.width": 1,
+        "cigcn.rank": 0,
+        "features.views": 0,
         "max_entropy.beta": 0,
         "seed": 0,
     }
     between = {"loss.alpha": (0, 1), "threshold": (0, 1), "train.pct_start": (0, 1)}
     values = config.flat()
     for key, low in at_least.items():
-        if not values[key] >= low:
+        if values[key] != "auto" and not values[key] >= low:
             raise BadConfig(f"{key}={values[key]}: expected {low} or more")
     for key, (low, high) in between.items():
         if not low <= values[key] <= high:
@@ -302,5 +337,20 @@ def _check_ranges(config: Config) -> None:
             raise BadConfig(f"{key}={values[key]}: expected a positive number")
     if config.seed >= 1 << 53:
         raise BadConfig(f"seed={config.seed}: expected a number below {1 << 53}")
+    _check_combinations(config)
+
+
+def _check_combinations(config: Config) -> None:
+    """Refuse settings that contradict each other."""
+    if config.features.views and not config.backbone.frozen:
+        raise BadConfig(
+            f"features.views={config.features.views}: maps of a backbone that learns go stale; set backbone.frozen=true"
+        )
+    if config.features.views > 1 and not config.input.augment:
+        raise BadConfig(
+            f"features.views={config.features.views}: without input.augment all views are the same; set it to 1"
+        )
+    if config.cigcn.rank and config.cigcn.correlation != "G->S":
+        raise BadConfig(f"cigcn.rank={config.cigcn.rank}: needs cigcn.correlation=G->S, a counted matrix has no rank")
     if config.backbone.output_stride not in (8, 16, 32):
         raise BadConfig(f"backbone.output_stride={config.backbone.output_stride}: expected 8, 16 or 32")

@@ -70,20 +70,27 @@ def read_card(folder: Path) -> ModelCard:
         raise BadModel(f"{path}: not a model of this project ({error})") from None
 
 
-def load_network(folder: Path) -> tuple["Network", ModelCard]:
-    """Rebuild the network of a model folder, in evaluation mode."""
+def load_network(folder: Path, *, map_channels: int = 0) -> tuple["Network", ModelCard]:
+    """Rebuild the network of a model folder, in evaluation mode.
+
+    Args:
+        folder: of the model.
+        map_channels: of the cached maps that the network will see in the place of images; its backbone is then kept
+            as weights and never built. 0 for a network that sees images.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    from csc.nets.backbone import build_backbone
+    from csc.nets.backbone import StoredBackbone, build_backbone
     from csc.nets.network import Network, build_head
 
     card = read_card(folder)
     config = card.settings()
-    backbone = build_backbone(config.backbone)
-    network = Network(backbone, build_head(config, backbone.channels, len(card.classes)), card.mean, card.std)
     try:
-        network.load_state_dict(load_file(folder / "model.safetensors"))
+        weights = load_file(folder / "model.safetensors")
+        backbone = StoredBackbone({}, map_channels) if map_channels else build_backbone(config.backbone)
+        network = Network(backbone, build_head(config, backbone.channels, len(card.classes)), card.mean, card.std)
+        network.load_state_dict(weights)
     except (OSError, SafetensorError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0]
         raise BadModel(f"{folder / 'model.safetensors'}: weights do not fit the card ({reason})") from None

@@ -96,7 +96,7 @@ def fetch_model(uri: str, folder: Path | None = None) -> Path:
     """
     if not uri.startswith("models:/"):
         return Path(uri)
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    _quiet()
     import mlflow
 
     mlflow.set_tracking_uri(tracking_uri())
@@ -295,11 +295,18 @@ def finish_scenario(run_id: str, values: Mapping[str, float], step: int, page: s
         client.set_terminated(run_id, "FINISHED")
 
 
-def _client() -> "MlflowClient":
+def _quiet() -> None:
+    """Keep MLflow from calling home and from drawing progress bars into logs; it looks at this when imported."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    from mlflow.tracking import MlflowClient
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 
-    return MlflowClient(tracking_uri())
+
+def _client() -> "MlflowClient":
+    _quiet()
+    import mlflow
+
+    mlflow.set_tracking_uri(tracking_uri())  # some calls of the client look there, not at their own address
+    return mlflow.MlflowClient(tracking_uri())
 
 
 def _log_metrics(client: "MlflowClient", run_id: str, values: Mapping[str, float], step: int) -> None:

@@ -7,7 +7,9 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from csc.bench.command import RECORD
 from csc.cli import use_workdir
 from csc.command import Command
 from csc.config import parse_overrides, resolve
@@ -15,7 +17,7 @@ from csc.data.dataset import Dataset
 from csc.data.digits import VERSION
 from csc.errors import BadData, BadScenario
 from csc.scenario import CLASS_COUNTS, Scenario
-from csc.storage import local_path
+from csc.storage import absolute, exists, join, read_json, write_bytes
 from csc.tracking import model_name
 
 __all__ = ["COMPILE", "RUN"]
@@ -23,12 +25,24 @@ __all__ = ["COMPILE", "RUN"]
 
 def _scenario_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("scenario", help="<data set>-b<base classes>c<classes per task>, for instance digits-b0c2")
-    parser.add_argument("--data", metavar="PATH", help="data set made by 'csc ingest' (digits make themselves)")
+    parser.add_argument(
+        "--data", metavar="PLACE", help="folder or s3:// of a data set made by 'csc ingest' (digits make themselves)"
+    )
+    parser.add_argument("--method", help="learning method (default: csc; 'csc methods' lists them)")
+    parser.add_argument("--seed", type=int, help="of all random choices (default: 0)")
+    parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], dest="overrides", help="a setting")
+
+
+def _overrides(arguments: Namespace) -> dict[str, Any]:
+    """What the command line sets."""
+    overrides = parse_overrides(arguments.overrides)
+    given = {"method": arguments.method, "seed": arguments.seed}
+    return overrides | {key: value for key, value in given.items() if value is not None}
 
 
 def _class_count(scenario: Scenario, data: str | None) -> int:
     """How many classes the tasks are cut from: those of the data set if it is at hand, else the benchmark's."""
-    if data is not None and (local_path(data) / "dataset.json").is_file():
+    if data is not None and exists(join(data, "dataset.json")):
         dataset = Dataset.open(data)
         if dataset.name != scenario.dataset:
             raise BadData(
@@ -51,48 +65,43 @@ def _compile_arguments(parser: ArgumentParser) -> None:
 
 def _compile(arguments: Namespace) -> int:
     scenario = Scenario.parse(arguments.scenario)
-    classes = _class_count(scenario, arguments.data)
+    classes, overrides = _class_count(scenario, arguments.data), _overrides(arguments)
+    resolve(scenario.dataset, overrides)
     if not arguments.output.endswith((".yaml", ".yml")):
         raise BadData(f"-o {arguments.output}: expected a file name that ends in .yaml")
     print(scenario.announcement(classes))
     from csc.pipelines.scenario import compile_pipeline
 
-    compile_pipeline(scenario, classes, Path(arguments.output))
+    compile_pipeline(scenario, classes, Path(arguments.output), overrides)
     print(f"wrote {arguments.output}")
     return 0
 
 
 def _run_arguments(parser: ArgumentParser) -> None:
     _scenario_arguments(parser)
-    parser.add_argument("--method", help="learning method (default: csc; 'csc methods' lists them)")
-    parser.add_argument("--seed", type=int, help="of all random choices (default: 0)")
-    parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], dest="overrides", help="a setting")
     parser.add_argument("--workdir", default="work", metavar="DIR", help="folder of runs and results (default: work)")
     parser.add_argument("--verbose", action="store_true", help="show all output of the steps")
 
 
 def _run(arguments: Namespace) -> int:
     scenario = Scenario.parse(arguments.scenario)
-    overrides = parse_overrides(arguments.overrides)
-    if arguments.method is not None:
-        overrides["method"] = arguments.method
-    if arguments.seed is not None:
-        overrides["seed"] = arguments.seed
+    overrides = _overrides(arguments)
     config = resolve(scenario.dataset, overrides)
     workdir = use_workdir(arguments.workdir)
     if arguments.data is None and scenario.dataset != "digits":
         raise BadData(
             f"csc run {scenario.name}: --data is missing; make a data set with 'csc ingest' and name its folder"
         )
-    data = str(local_path(arguments.data or workdir / "data" / f"digits-{VERSION}").absolute())
+    data = absolute(arguments.data or workdir / "data" / f"digits-{VERSION}")
     classes = _class_count(scenario, data)
     print(scenario.announcement(classes), flush=True)  # nonsense is refused before anything is written
     from csc.pipelines.local import StepCrashed, run_compiled
     from csc.pipelines.scenario import compile_pipeline, pipeline_name
+    from csc.report.page import with_speed
 
     with _alone(workdir):
         package = workdir / f"{pipeline_name(scenario)}.yaml"
-        compile_pipeline(scenario, classes, package)
+        compile_pipeline(scenario, classes, package, overrides)
         checkpoints = workdir / "checkpoints" / config.fingerprint(scenario.name, data)  # not those of other runs
         inputs = {"data": data, "config": config.to_json(), "checkpoints": str(checkpoints)}
         try:
@@ -102,7 +111,9 @@ def _run(arguments: Namespace) -> int:
             return 1
         shutil.rmtree(checkpoints, ignore_errors=True)  # all tasks are registered, nothing is left to take up
     page = workdir / f"{scenario.name}-{config.method}-seed{config.seed}.html"
-    shutil.copyfile(run.page, page)
+    measured = workdir / RECORD
+    text = run.page.read_text(encoding="utf-8")
+    write_bytes(page, (with_speed(text, read_json(measured)) if measured.is_file() else text).encode())
     print(f"\n{run.table}\n")
     if run.reused:
         print(f"reused from earlier runs: {len(run.reused)} of {len(run.reused) + len(run.seconds)} steps")

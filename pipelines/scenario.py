@@ -5,21 +5,26 @@ per task, each taking the registered model of the one before. Settings, data pla
 arguments; scenario and number of tasks are fixed by compiling.
 """
 
+import json
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kfp import compiler, dsl, kubernetes
 from kfp.dsl.base_component import BaseComponent
 
 from csc.components.build_dataset.component import build_dataset
+from csc.components.embed.component import embed
 from csc.components.evaluate.component import evaluate
 from csc.components.ingest.component import ingest
 from csc.components.register.component import register
 from csc.components.report.component import report
 from csc.components.split_labels.component import split_labels
 from csc.components.train.component import train
+from csc.components.train_on_nodes.component import train_on_nodes
+from csc.config import resolve
 from csc.scenario import Scenario
 from csc.storage import atomic_file
 
@@ -33,18 +38,19 @@ class Results(NamedTuple):
     page: dsl.HTML
 
 
-def _task_steps(origin, scenario, config, checkpoints, gpus, task, tasks, **prior):
+def _task_steps(train, origin, scenario, config, checkpoints, features, gpus, task, tasks, **prior):
     """Wire the five steps of a task; `prior` is empty for the base task, which has no model before it."""
     split = split_labels(origin=origin, scenario=scenario, task=task, tasks=tasks)
     views = build_dataset(origin=origin, config=config, split=split.outputs["split"])
     trained = train(
         config=config,
         checkpoints=checkpoints,
+        features=features,
         split=split.outputs["split"],
         train_view=views.outputs["train_view"],
         **prior,
     )
-    scored = evaluate(model=trained.outputs["model"], test_view=views.outputs["test_view"], **prior)
+    scored = evaluate(features=features, model=trained.outputs["model"], test_view=views.outputs["test_view"], **prior)
     for heavy in (trained, scored):
         _on_gpu_node(heavy, gpus)
     return register(
@@ -61,25 +67,40 @@ def _on_gpu_node(step, gpus):
     kubernetes.empty_dir_mount(step, volume_name="shm", mount_path="/dev/shm", medium="Memory")
 
 
-@dsl.pipeline(name="base-task", description="The first task of a scenario.")
-def base_task(origin: str, scenario: str, config: str, checkpoints: str, gpus: int, task: int, tasks: int) -> dsl.Model:
-    """Split, build, train, evaluate and register the base task."""
-    return _task_steps(origin, scenario, config, checkpoints, gpus, task, tasks).outputs["registered"]
+def _embedded(origin, scenario, config, gpus):
+    """Have the feature maps made; the step looks at what is there itself, and is quick when that is everything."""
+    step = embed(origin=origin, scenario=scenario, config=config)
+    step.set_caching_options(False)
+    _on_gpu_node(step, gpus)
+    return step.output
 
 
-@dsl.pipeline(name="incremental-task", description="A later task, which starts from the registered model before it.")
-def incremental_task(
-    origin: str,
-    scenario: str,
-    config: str,
-    checkpoints: str,
-    gpus: int,
-    task: int,
-    tasks: int,
-    prior: dsl.Input[dsl.Model],
-) -> dsl.Model:
-    """Split, build, train, evaluate and register a task that follows another."""
-    return _task_steps(origin, scenario, config, checkpoints, gpus, task, tasks, prior=prior).outputs["registered"]
+def _tasks_with(train: BaseComponent) -> tuple[BaseComponent, BaseComponent]:
+    """The sub-pipelines of a first and of a later task, whose models the given component trains."""
+
+    @dsl.pipeline(name="base-task", description="The first task of a scenario.")
+    def base_task(
+        origin: str, scenario: str, config: str, checkpoints: str, features: str, gpus: int, task: int, tasks: int
+    ) -> dsl.Model:
+        steps = _task_steps(train, origin, scenario, config, checkpoints, features, gpus, task, tasks)
+        return steps.outputs["registered"]
+
+    @dsl.pipeline(name="incremental-task", description="A later task, which starts from the registered model before.")
+    def incremental_task(
+        origin: str,
+        scenario: str,
+        config: str,
+        checkpoints: str,
+        features: str,
+        gpus: int,
+        task: int,
+        tasks: int,
+        prior: dsl.Input[dsl.Model],
+    ) -> dsl.Model:
+        steps = _task_steps(train, origin, scenario, config, checkpoints, features, gpus, task, tasks, prior=prior)
+        return steps.outputs["registered"]
+
+    return base_task, incremental_task
 
 
 def pipeline_name(scenario: Scenario) -> str:
@@ -87,20 +108,31 @@ def pipeline_name(scenario: Scenario) -> str:
     return f"csc-{scenario.name}".replace(".", "-").replace("_", "-")
 
 
-def build_pipeline(scenario: Scenario, classes: int) -> BaseComponent:
-    """Make the pipeline of a scenario for a data set of so many classes."""
+def build_pipeline(scenario: Scenario, classes: int, settings: Mapping[str, Any] = {}) -> BaseComponent:
+    """Make the pipeline of a scenario.
+
+    Args:
+        scenario: which classes arrive when.
+        classes: how many the data set has.
+        settings: overrides that become the default of the run-time argument `config`; with `features.views` the
+            pipeline gets an embed step, with `train.nodes` above 1 its tasks are trained by the Kubeflow Trainer.
+    """
     tasks = len(scenario.sizes(classes))
+    resolved, default = resolve(scenario.dataset, settings), json.dumps(settings)
+    base_task, incremental_task = _tasks_with(train_on_nodes if resolved.train.nodes > 1 else train)
 
     @dsl.pipeline(name=pipeline_name(scenario), description=scenario.announcement(classes))
-    def scenario_pipeline(data: str, config: str = "{}", checkpoints: str = "", gpus: int = 1) -> Results:
+    def scenario_pipeline(data: str, config: str = default, checkpoints: str = "", gpus: int = 1) -> Results:
         opened = ingest(scenario=scenario.name, data=data)
         # Always looks at the data itself; what follows is cached by what it finds.
         opened.set_caching_options(False)
+        features = _embedded(opened.output, scenario.name, config, gpus) if resolved.features.views else ""
         shared = {
             "origin": opened.output,
             "scenario": scenario.name,
             "config": config,
             "checkpoints": checkpoints,
+            "features": features,
             "gpus": gpus,
         }
         last = base_task(task=1, tasks=tasks, **shared).set_display_name("task-01")
@@ -113,10 +145,10 @@ def build_pipeline(scenario: Scenario, classes: int) -> BaseComponent:
     return scenario_pipeline
 
 
-def compile_pipeline(scenario: Scenario, classes: int, out: Path) -> None:
+def compile_pipeline(scenario: Scenario, classes: int, out: Path, settings: Mapping[str, Any] = {}) -> None:
     """Write the compiled pipeline of a scenario as YAML."""
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder) / "pipeline.yaml"
-        compiler.Compiler().compile(build_pipeline(scenario, classes), str(package))
+        compiler.Compiler().compile(build_pipeline(scenario, classes, settings), str(package))
         with atomic_file(out) as aside:
             shutil.copyfile(package, aside)

@@ -9,6 +9,7 @@ from csc.components.image import TRAIN_IMAGE
 
 @dsl.component(base_image=TRAIN_IMAGE, install_kfp_package=False)
 def evaluate(
+    features: str,
     model: dsl.Input[dsl.Model],
     test_view: dsl.Input[dsl.Dataset],
     scores: dsl.Output[dsl.Dataset],
@@ -18,6 +19,7 @@ def evaluate(
     """Evaluate one task.
 
     Args:
+        features: Place of cached feature maps, from embed; empty to score images.
         model: Model folder of the task.
         test_view: test.parquet of the task.
         scores: scores.parquet, one confidence and one target column per class.
@@ -26,6 +28,6 @@ def evaluate(
     """
     from csc.steps.evaluate import evaluate
 
-    numbers = evaluate(model.path, test_view.path, scores.path, metrics.path, prior.path if prior else "")
+    numbers = evaluate(model.path, test_view.path, scores.path, metrics.path, prior.path if prior else "", features)
     for name in ("mAP", "CF1", "OF1", "FPR", "forgetting"):
         metrics.log_metric(name, numbers[name])

@@ -11,6 +11,7 @@ from csc.components.image import TRAIN_IMAGE
 def train(
     config: str,
     checkpoints: str,
+    features: str,
     split: dsl.Input[dsl.Artifact],
     train_view: dsl.Input[dsl.Dataset],
     model: dsl.Output[dsl.Model],
@@ -21,6 +22,7 @@ def train(
     Args:
         config: Settings as JSON.
         checkpoints: Folder that outlives the step, for taking up a try that died.
+        features: Place of cached feature maps, from embed; empty to learn from images.
         split: split.json of the task.
         train_view: train.parquet of the task; no label of another task can be read from it.
         model: Model folder (safetensors and model.json).
@@ -28,4 +30,4 @@ def train(
     """
     from csc.steps.train import train
 
-    train(config, split.path, train_view.path, model.path, prior.path if prior else "", checkpoints)
+    train(config, split.path, train_view.path, model.path, prior.path if prior else "", checkpoints, features)

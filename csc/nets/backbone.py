@@ -10,7 +10,7 @@ from csc.config import Backbone as BackboneConfig
 from csc.errors import BadConfig, BadModel
 from csc.storage import sha256_file
 
-__all__ = ["Backbone", "Initialisation", "build_backbone", "initialise"]
+__all__ = ["Backbone", "Initialisation", "StoredBackbone", "build_backbone", "initialise", "normalisation"]
 
 COCO_CLASSES = 80
 LEAKY_NAMES = ("ms_coco", "mscoco", "coco_tresnet", "tresnet_m_224_21k")
@@ -45,10 +45,35 @@ class Backbone(nn.Module):
         if maps.ndim == 3:  # (B, tokens, C): a transformer; class and register tokens have no place
             maps = maps[:, getattr(self.net, "num_prefix_tokens", 0) :]
             side = round(maps.shape[1] ** 0.5)
-            return maps.transpose(1, 2).reshape(len(maps), self.channels, side, -1)
+            return maps.transpose(1, 2).reshape(len(maps), self.channels, side, maps.shape[1] // side)
         if maps.shape[1] != self.channels and maps.shape[-1] == self.channels:
             return maps.permute(0, 3, 1, 2)
         return maps
+
+
+class StoredBackbone(nn.Module):
+    """The weights of a backbone that does not run here: heads learn on cached maps, the model keeps its whole self.
+
+    Args:
+        weights: by their names in `Backbone.state_dict`.
+        channels: of the maps.
+    """
+
+    def __init__(self, weights: dict[str, Tensor], channels: int) -> None:
+        super().__init__()
+        self.weights, self.channels = weights, channels
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Never called: there is no network here."""
+        raise NotImplementedError("a stored backbone has weights only; give the network feature maps")
+
+    def _save_to_state_dict(self, destination: dict[str, Tensor], prefix: str, keep_vars: bool) -> None:
+        destination.update({prefix + name: value for name, value in self.weights.items()})
+
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *_: object) -> None:
+        self.weights = {
+            name.removeprefix(prefix): value for name, value in state_dict.items() if name.startswith(prefix)
+        }
 
 
 def build_backbone(config: BackboneConfig) -> Backbone:

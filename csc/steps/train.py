@@ -5,14 +5,15 @@ import copy
 import json
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from csc.config import Config, resolve
+from csc.data.features import FeatureCard, backbone_weights, read_features
 from csc.data.partial import View, read_view
-from csc.errors import BadModel
+from csc.errors import BadConfig, BadModel
 from csc.model import ModelCard, fingerprint, load_network, save_network
 from csc.scenario import Scenario, Task
 from csc.steps.register import read_registered
@@ -24,10 +25,19 @@ from csc.version import code_version
 if TYPE_CHECKING:
     from csc.nets.network import Network
 
-__all__ = ["train"]
+__all__ = ["learn", "train"]
 
 
-def train(config: str, split: str, train_view: str, out: str, prior: str = "", checkpoints: str = "") -> None:
+def train(
+    config: str,
+    split: str,
+    train_view: str,
+    out: str,
+    prior: str = "",
+    checkpoints: str = "",
+    features: str = "",
+    pod: Mapping[str, Any] | None = None,
+) -> None:
     """Train the model of one task and write it as a model folder.
 
     Args:
@@ -37,20 +47,52 @@ def train(config: str, split: str, train_view: str, out: str, prior: str = "", c
         out: model folder to write.
         prior: `registered.json` of the task before; its model is fetched from the registry.
         checkpoints: folder that outlives this step, for taking up a try that died; beside `out` if empty.
+        features: place of cached feature maps, from `embed`; the head then learns on them instead of images.
+        pod: what the pipeline sets for the step's pod, by the names of kfp's TaskConfig; for several nodes.
     """
+    from csc import distributed
+
+    arguments = {
+        "config": config,
+        "split": split,
+        "train_view": train_view,
+        "out": out,
+        "prior": prior,
+        "checkpoints": checkpoints,
+        "features": features,
+    }
+    scenario, task = read_split(split)
+    settings = _settings(scenario, config, features)
+    if settings.train.nodes > 1:
+        from csc.trainjob import train_on_nodes
+
+        key = settings.fingerprint(scenario, read_view(train_view).fingerprint, code_version())
+        train_on_nodes(arguments, settings.train, task, key, pod or {})
+        return
+    processes = distributed.processes_for(settings.train.processes)
+    if processes > 1:
+        distributed.run(learn, arguments, processes)
+    else:
+        learn(**arguments)
+
+
+def learn(config: str, split: str, train_view: str, out: str, prior: str, checkpoints: str, features: str) -> None:
+    """Do the work of `train`, alone or as one of several processes; the first of them tracks and writes."""
+    from csc import distributed
     from csc.training import Trainer, seed_everything
 
     scenario, task = read_split(split)
-    settings = resolve(Scenario.parse(scenario).dataset, config)
+    settings = _settings(scenario, config, features)
     view = read_view(train_view)
     before = read_registered(prior).model if prior else None
-    with _fetched(before, task) as prior_folder:
+    with distributed.group() as group, _fetched(before, task) as prior_folder:
         seed_everything(settings.seed, task.index)
-        start = _start(settings, scenario, task, view, prior_folder)
-        tracker = Tracker(start.card)
-        tracker.log_dataset(train_view, "train", len(view))
-        if before is not None:
-            tracker.log_prior(before.model_id)
+        start = _start(settings, scenario, task, view, prior_folder, features)
+        tracker = Tracker(start.card) if group.is_main else None
+        if tracker is not None:
+            tracker.log_dataset(train_view, "train", len(view))
+            if before is not None:
+                tracker.log_prior(before.model_id)
         keep = Path(checkpoints) / run_key(start.card) if checkpoints else Path(out).parent
         trainer = Trainer(
             settings,
@@ -63,18 +105,33 @@ def train(config: str, split: str, train_view: str, out: str, prior: str = "", c
             checkpoint=keep / f"task-{task.index:02d}.safetensors",
             frozen_parameters=start.frozen_parameters,
             optimizer_state=start.optimizer_state,
-            on_epoch=tracker.log_epoch,
+            features=features,
+            group=group,
+            on_epoch=tracker.log_epoch if tracker is not None else lambda epoch, log: None,
         )
         started = time.monotonic()
         log = trainer.run()
         seconds = time.monotonic() - started
+        if tracker is None:
+            return
         for epoch, entry in enumerate(log):  # an earlier try may have died between its checkpoint and its log
             tracker.log_epoch(epoch, entry)
-    with atomic_folder(Path(out)) as folder:
-        save_network(start.network, start.card, folder)
-        if settings.release_quirks.persist_optimizer:
-            trainer.save_optimizer(folder / "optimizer.safetensors")
-        write_json(folder / "training.json", {"images": len(view), "seconds": seconds, "epochs": log})
+        with atomic_folder(Path(out)) as folder:
+            save_network(start.network, start.card, folder)
+            if settings.release_quirks.persist_optimizer:
+                trainer.save_optimizer(folder / "optimizer.safetensors")
+            write_json(folder / "training.json", {"images": len(view), "seconds": seconds, "epochs": log})
+
+
+def _settings(scenario: str, config: str, features: str) -> Config:
+    """The settings of a run; maps that they do not ask for are refused, and so is asking for maps nobody made."""
+    settings = resolve(Scenario.parse(scenario).dataset, config)
+    if bool(settings.features.views) != bool(features):
+        raise BadConfig(
+            f"features.views={settings.features.views}, but the pipeline has {'an' if features else 'no'} embed step; "
+            "compile it with the same settings"
+        )
+    return settings
 
 
 @contextlib.contextmanager
@@ -100,7 +157,9 @@ class _Start:
     optimizer_state: Path | None = None
 
 
-def _start(settings: Config, scenario: str, task: Task, view: View, prior_folder: Path | None) -> _Start:
+def _start(
+    settings: Config, scenario: str, task: Task, view: View, prior_folder: Path | None, features: str = ""
+) -> _Start:
     """Build the network to train: from the initialisation, or grown from the model before."""
     from csc.methods import registered
 
@@ -121,8 +180,12 @@ def _start(settings: Config, scenario: str, task: Task, view: View, prior_folder
         code_version=code_version(),
     )
     if prior_folder is None or not kind.continues:
-        return _initialised(settings, card)
-    return _grown(settings, card, prior_folder, task, needs_prior=kind.needs_prior)
+        return _on_maps(settings, card, features) if features else _initialised(settings, card)
+    channels = read_features(features).shape[0] if features else 0
+    prior, prior_card = load_network(prior_folder, map_channels=channels)
+    _check_prior(prior_card, settings, card, task)
+    start = _grown(settings, prior, task, ModelCard(**{**vars(card), **_inherited(prior_card)}), prior_folder)
+    return start if kind.needs_prior else replace(start, prior=None)
 
 
 def _initialised(settings: Config, card: ModelCard) -> _Start:
@@ -136,21 +199,37 @@ def _initialised(settings: Config, card: ModelCard) -> _Start:
     return _Start(network, None, ModelCard(**{**vars(card), **facts}))
 
 
-def _grown(settings: Config, card: ModelCard, prior_folder: Path, task: Task, *, needs_prior: bool) -> _Start:
+def _on_maps(settings: Config, card: ModelCard, features: str) -> _Start:
+    """A fresh head on cached maps; the backbone that made them comes along as weights."""
+    from safetensors.torch import load_file
+
+    from csc.nets.backbone import StoredBackbone
+    from csc.nets.network import Network, build_head
+
+    made = read_features(features)
+    backbone = StoredBackbone(load_file(backbone_weights(features)), made.shape[0])
+    network = Network(backbone, build_head(settings, backbone.channels, len(card.classes)), made.mean, made.std)
+    return _Start(network, None, ModelCard(**{**vars(card), **_inherited(made)}))
+
+
+def _inherited(before: ModelCard | FeatureCard) -> dict[str, Any]:
+    """What a model takes over from whatever its backbone came from."""
+    return {"initialisation": before.initialisation, "mean": before.mean, "std": before.std}
+
+
+def _grown(settings: Config, prior: "Network", task: Task, card: ModelCard, prior_folder: Path) -> _Start:
+    """The prior network with a larger head."""
     from csc.nets.growth import grow, grown_parameters
 
-    prior, prior_card = load_network(prior_folder)
-    _check_prior(prior_card, settings, card, task)
     network = copy.deepcopy(prior)
     quirks = settings.release_quirks
     network.head = grow(prior.head, len(task.seen), reset_biases=quirks.legacy_bias_reset)
     grown = tuple(f"head.{name}" for name in grown_parameters(prior.head, network.head))
     moments = prior_folder / "optimizer.safetensors"
-    facts = {"initialisation": prior_card.initialisation, "mean": prior_card.mean, "std": prior_card.std}
     return _Start(
         network,
-        prior if needs_prior else None,
-        ModelCard(**{**vars(card), **facts}),
+        prior,
+        card,
         grown if quirks.freeze_grown_layers else (),
         moments if quirks.persist_optimizer and moments.is_file() else None,
     )

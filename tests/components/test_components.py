@@ -4,10 +4,12 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 from kfp import dsl
 
 from csc.components.build_dataset.component import build_dataset
+from csc.components.embed.component import embed
 from csc.components.evaluate.component import evaluate
 from csc.components.ingest.component import ingest
 from csc.components.register.component import register
@@ -16,24 +18,27 @@ from csc.components.split_labels.component import split_labels
 from csc.components.train.component import train
 from csc.data.digits import ingest_digits
 
-CONFIG = json.dumps(
-    {
-        "train": {"epochs": 1, "batch_size": 16},
-        "backbone": {"name": "test_byobnet"},
-        "cigcn": {"width": 8},
-        "input": {"size": 32},
-    }
-)
+SETTINGS = {
+    "train": {"epochs": 1, "batch_size": 16},
+    "backbone": {"name": "test_byobnet"},
+    "cigcn": {"width": 8},
+    "input": {"size": 32},
+}
+ON_MAPS = {**SETTINGS, "backbone": {"name": "test_byobnet", "frozen": True}, "features": {"views": 1}}
 
 
-@pytest.fixture(scope="module")
-def chain(tmp_path_factory):
-    """Two tasks of a tiny scenario, component by component; returns every artifact by name."""
+@pytest.fixture(scope="module", params=[SETTINGS, ON_MAPS], ids=["images", "maps"])
+def chain(request, tmp_path_factory):
+    """Two tasks of a tiny scenario, component by component, on images or on cached maps; every artifact by name."""
+    config = json.dumps(request.param)
     folder = tmp_path_factory.mktemp("components")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'mlflow.db'}")
         data = ingest_digits(folder / "digits", train=60, test=30, size=32).path
-        made = {"origin": ingest.python_func(scenario="digits-b0c5", data=str(data))}
+        made = {"config": config, "origin": ingest.python_func(scenario="digits-b0c5", data=str(data)), "features": ""}
+        if request.param is ON_MAPS:
+            made["features"] = embed.python_func(origin=made["origin"], scenario="digits-b0c5", config=config)
+        shared = {"features": made["features"]}
         prior = None
         for task in (1, 2):
 
@@ -46,12 +51,14 @@ def chain(tmp_path_factory):
             split_labels.python_func(origin=made["origin"], scenario="digits-b0c5", task=task, tasks=2, split=split)
             views = [artifact(dsl.Dataset, name) for name in ("train_view", "test_view")]
             build_dataset.python_func(
-                origin=made["origin"], config=CONFIG, split=split, train_view=views[0], test_view=views[1]
+                origin=made["origin"], config=config, split=split, train_view=views[0], test_view=views[1]
             )
             model = artifact(dsl.Model, "model")
-            train.python_func(config=CONFIG, checkpoints="", split=split, train_view=views[0], model=model, prior=prior)
+            train.python_func(
+                config=config, checkpoints="", split=split, train_view=views[0], model=model, prior=prior, **shared
+            )
             scores, metrics = artifact(dsl.Dataset, "scores"), artifact(dsl.Metrics, "metrics")
-            evaluate.python_func(model=model, test_view=views[1], scores=scores, metrics=metrics, prior=prior)
+            evaluate.python_func(model=model, test_view=views[1], scores=scores, metrics=metrics, prior=prior, **shared)
             registered = artifact(dsl.Model, "registered")
             register.python_func(model=model, metrics=metrics, test_view=views[1], registered=registered, prior=prior)
             prior = registered
@@ -127,13 +134,43 @@ def test_report_has_the_table_and_the_page(chain):
     assert "<svg" in Path(chain["page"].path).read_text()
 
 
+def test_a_registered_model_takes_images_whatever_it_was_trained_on(chain):
+    """Scores of images through the whole model are those of the evaluation, up to the half precision of maps."""
+    from csc.data.dataset import Dataset, ImageShards
+    from csc.data.partial import read_view
+    from csc.serving import Predictor
+    from csc.steps.evaluate import read_scores
+
+    view = read_view(chain["test_view-2"].path)
+    shards = ImageShards(Dataset.open(json.loads(chain["origin"])["data"]).images)
+    places = zip(view.table["shard"].to_pylist(), view.table["row"].to_pylist(), strict=True)
+    found = Predictor(chain["model-2"].path).confidences([bytes(shards.jpeg(*place)) for place in places])
+    np.testing.assert_allclose(found, read_scores(Path(chain["scores-2"].path))[0], atol=5e-3)
+
+
+def test_maps_and_settings_must_agree(chain, tmp_path):
+    from csc.errors import BadConfig
+
+    with pytest.raises(BadConfig, match=r"features\.views"):
+        train.python_func(
+            config=chain["config"],
+            checkpoints="",
+            features="" if chain["features"] else str(tmp_path),
+            split=chain["split-1"],
+            train_view=chain["train_view-1"],
+            model=dsl.Model(uri=str(tmp_path / "model")),
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_train_refuses_a_prior_that_does_not_fit(chain, tmp_path):
     from csc.errors import BadModel
 
     with pytest.raises(BadModel, match="has no prior model"):
         train.python_func(
-            config=CONFIG,
+            config=chain["config"],
             checkpoints="",
+            features=chain["features"],
             split=chain["split-1"],
             train_view=chain["train_view-1"],
             model=dsl.Model(uri=str(tmp_path / "model")),
@@ -141,8 +178,9 @@ def test_train_refuses_a_prior_that_does_not_fit(chain, tmp_path):
         )
     with pytest.raises(BadModel, match="needs a prior model"):
         train.python_func(
-            config=CONFIG,
+            config=chain["config"],
             checkpoints="",
+            features=chain["features"],
             split=chain["split-2"],
             train_view=chain["train_view-2"],
             model=dsl.Model(uri=str(tmp_path / "model")),

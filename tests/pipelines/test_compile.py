@@ -11,8 +11,8 @@ from kfp.pipeline_spec import pipeline_spec_pb2
 
 from csc.components.readme import NAMES, readmes
 from csc.pipelines.scenario import compile_pipeline
-from csc.scenario import CLASS_COUNTS, PAPER_SCENARIOS, Scenario
-from tests.golden.write import GOLDEN, golden_path
+from csc.scenario import CLASS_COUNTS, PAPER_SCENARIOS
+from tests.golden.write import GOLDEN, golden_path, scenario_of
 
 STEPS_PER_TASK = 5
 SIZE_BUDGET = 512 << 10  # bytes; the cluster's hard limits begin at three times this
@@ -26,16 +26,17 @@ def compiled(tmp_path_factory):
 
     def compile_once(name):
         if name not in known:
-            scenario = Scenario.parse(name)
+            scenario = scenario_of(name)
             path = folder / f"{name}.yaml"
-            compile_pipeline(scenario, CLASS_COUNTS[scenario.dataset], path)
+            compile_pipeline(scenario, CLASS_COUNTS[scenario.dataset], path, GOLDEN.get(name, {}))
             known[name] = path, list(yaml.safe_load_all(path.read_text()))
         return known[name]
 
     return compile_once
 
 
-ALL = ("digits-b0c2", *PAPER_SCENARIOS, "voc-b0c20", "digits-b0c3")
+FEATURES, NODES = "voc-b10c2-features", "coco-b0c10-nodes"
+ALL = ("digits-b0c2", *PAPER_SCENARIOS, "voc-b0c20", "digits-b0c3", FEATURES, NODES)
 
 
 @pytest.mark.parametrize("name", GOLDEN)
@@ -62,10 +63,10 @@ def test_both_documents_parse_strictly_against_the_clusters_schema(compiled, nam
 @pytest.mark.parametrize("name", ALL)
 def test_size_and_number_of_tasks_stay_within_budget(compiled, name):
     path, documents = compiled(name)
-    scenario = Scenario.parse(name)
+    scenario = scenario_of(name)
     tasks = len(scenario.sizes(CLASS_COUNTS[scenario.dataset]))
     executors = documents[0]["deploymentSpec"]["executors"]
-    assert len(executors) == tasks * STEPS_PER_TASK + 2
+    assert len(executors) == tasks * STEPS_PER_TASK + (3 if name == FEATURES else 2)
     assert len(executors) <= TASK_BUDGET
     assert path.stat().st_size <= SIZE_BUDGET
 
@@ -79,6 +80,39 @@ def test_train_and_evaluate_ask_for_gpus_and_shared_memory(compiled):
         assert (name in settings) == heavy
         if heavy:
             assert settings[name]["emptyDirMounts"][0]["mountPath"] == "/dev/shm"
+
+
+def test_the_embed_step_comes_once_and_its_maps_go_to_every_train_and_evaluate(compiled):
+    _, (spec, _) = compiled(FEATURES)
+    root = spec["root"]["dag"]["tasks"]
+    assert not root["embed"]["cachingOptions"].get("enableCache")  # it looks at what is there itself
+    for name, task in root.items():
+        if name.startswith(("base-task", "incremental-task")):
+            assert task["inputs"]["parameters"]["features"]["taskOutputParameter"]["producerTask"] == "embed"
+    for component in ("comp-base-task", "comp-incremental-task"):
+        tasks = spec["components"][component]["dag"]["tasks"]
+        for step in ("train", "evaluate"):
+            assert tasks[step]["inputs"]["parameters"]["features"] == {"componentInputParameter": "features"}
+    assert '"views": 2' in spec["root"]["inputDefinitions"]["parameters"]["config"]["defaultValue"]
+
+
+@pytest.mark.parametrize("name", ["voc-b0c4", "digits-b0c2"])
+def test_without_the_setting_there_is_no_embed_step(compiled, name):
+    _, (spec, _) = compiled(name)
+    assert "embed" not in spec["root"]["dag"]["tasks"]
+
+
+def test_on_several_nodes_the_launching_pod_has_no_gpus_and_passes_everything_on(compiled):
+    _, (spec, _) = compiled(NODES)
+    executors = spec["deploymentSpec"]["executors"]
+    launchers = {name for name in executors if name.startswith("exec-train-on-nodes")}
+    assert len(launchers) == 8
+    component = next(value for name, value in spec["components"].items() if name.startswith("comp-train-on-nodes"))
+    fields = {item["field"]: item.get("applyToTask", False) for item in component["taskConfigPassthroughs"]}
+    assert fields.pop("RESOURCES") is False
+    assert all(fields.values())
+    assert {"ENV", "KUBERNETES_VOLUMES", "KUBERNETES_TOLERATIONS", "KUBERNETES_NODE_SELECTOR"} <= fields.keys()
+    assert '"nodes": 2' in spec["root"]["inputDefinitions"]["parameters"]["config"]["defaultValue"]
 
 
 @pytest.mark.parametrize("name", ["voc-b4c2"])

@@ -1,7 +1,7 @@
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
 import yaml
@@ -27,6 +27,8 @@ def another(key: str, hint: Any, value: Any) -> Any:
     special = {"method": "lwf", "backbone.name": "resnet18", "init": "w.safetensors", "backbone.output_stride": 16}
     if key in special:
         return special[key]
+    if get_origin(hint) is Union:
+        return 2
     if get_origin(hint) is Literal:
         return next(option for option in get_args(hint) if option != value)
     if hint is bool:
@@ -109,14 +111,37 @@ def test_empty_overrides_in_any_form_are_the_defaults():
 @pytest.mark.parametrize("dataset", ["voc", "digits"])
 @pytest.mark.parametrize("key", leaves())
 def test_every_setting_can_be_set_from_the_command_line_and_changes_the_fingerprint(key: str, dataset: str):
-    before = resolve(dataset)
+    needed = ["backbone.frozen=true"] if key == "features.views" else []
+    before = resolve(dataset, parse_overrides(needed))
     value = another(key, leaves()[key], before.flat()[key])
-    after = resolve(dataset, parse_overrides([f"{key}={value}"]))
+    after = resolve(dataset, parse_overrides([*needed, f"{key}={value}"]))
     assert after.flat()[key] == value != before.flat()[key]
-    assert type(after.flat()[key]) is type(before.flat()[key])
+    assert type(after.flat()[key]) is type(value)
     if key != "method":  # which brings settings of its own
         assert {other for other in before.flat() if before.flat()[other] != after.flat()[other]} == {key}
-    assert after.fingerprint() != before.fingerprint()
+    by_whom = key in ("train.workers", "train.processes", "train.nodes")  # a run may go on with other hands
+    assert (after.fingerprint() == before.fingerprint()) == by_whom
+
+
+def test_a_method_that_changes_the_backbone_says_that_it_cannot_be_frozen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "presets").mkdir()
+    (tmp_path / "presets" / "coco.yaml").write_text("{}")
+    (tmp_path / "methods" / "config").mkdir(parents=True)
+    (tmp_path / "methods" / "config" / "prompts.yaml").write_text("description: x\nchanges_backbone: true")
+    monkeypatch.setattr(config, "_ROOT", tmp_path)
+    monkeypatch.setattr(config, "methods", methods.__wrapped__)
+    assert not resolve("voc", {"method": "prompts"}).backbone.frozen
+    message = refused("voc", {"method": "prompts", "backbone": {"frozen": True}, "features": {"views": 1}})
+    assert "'prompts'" in message
+    assert "cannot be frozen" in message
+
+
+def test_a_low_rank_needs_a_learned_matrix():
+    message = refused("voc", {"cigcn": {"rank": 4, "correlation": "Z->S"}})
+    assert "cigcn.rank=4" in message
+    assert "cigcn.correlation=G->S" in message
 
 
 def test_the_settings_walked_by_the_test_above_are_all_there_are():
@@ -160,7 +185,12 @@ TYPED = [
     ("train.epochs=-3", "train.epochs", "1 or more"),
     ("train.epochs=true", "train.epochs", "a whole number"),
     ("train.batch_size=1", "train.batch_size", "2 or more"),
-    ("train.workers=-2", "train.workers", "-1 or more"),
+    ("train.workers=-2", "train.workers", "0 or more"),
+    ("train.workers=many", "train.workers", "a whole number or 'auto'"),
+    ("train.processes=0", "train.processes", "1 or more"),
+    ("train.nodes=auto", "train.nodes", "a whole number"),
+    ("train.accumulate=0", "train.accumulate", "1 or more"),
+    ("cigcn.rank=-1", "cigcn.rank", "0 or more"),
     ("train.lr=0", "train.lr", "a positive number"),
     ("train.lr_base=-1e-4", "train.lr_base", "a positive number"),
     ("train.lr=fast", "train.lr", "a number"),
@@ -172,7 +202,7 @@ TYPED = [
     ("train.backbone_lr_scale=-0.5", "train.backbone_lr_scale", "0 or more"),
     ("train.pct_start=1.5", "train.pct_start", "between 0 and 1"),
     ("train.schedule=cosine", "train.schedule", "onecycle, constant"),
-    ("train.amp=on", "train.amp", "auto, off"),
+    ("train.amp=on", "train.amp", "auto, bf16, fp16, off"),
     ("loss.alpha=1.01", "loss.alpha", "between 0 and 1"),
     ("loss.alpha=-0.01", "loss.alpha", "between 0 and 1"),
     ("loss.alpha=NaN", "loss.alpha", "a number"),

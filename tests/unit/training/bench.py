@@ -66,7 +66,9 @@ def changed(before: dict[str, Tensor], module: nn.Module) -> set[str]:
 
 
 def without_speed(log: list[EpochLog]) -> list[EpochLog]:
-    return [{name: value for name, value in epoch.items() if name != "images_per_second"} for epoch in log]
+    return [
+        {name: value for name, value in epoch.items() if name not in ("images_per_second", "waiting")} for epoch in log
+    ]
 
 
 @dataclasses.dataclass

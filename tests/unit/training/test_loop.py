@@ -30,15 +30,16 @@ from tests.unit.training.bench import (
 def test_every_method_trains_both_tasks_and_logs_its_terms(bench: Bench, method: str):
     config = settings(f"method={method}", "max_entropy.beta=0.1", "train.epochs=1")
     first = bench.trainer(config).run()
-    assert set(first[0]) == {"ce", "loss", "images_per_second"}
+    assert set(first[0]) == {"ce", "loss", "images_per_second", "waiting"}
     bench.checkpoint.unlink()
     second = bench.second(config).run()
     own = {"ce", "kd"} if registered()[method].needs_prior else {"ce"}
-    assert set(second[0]) == {*own, "H", "loss", "images_per_second"}
+    assert set(second[0]) == {*own, "H", "loss", "images_per_second", "waiting"}
     for epoch in first + second:
         assert all(math.isfinite(value) for value in epoch.values())
         assert epoch["loss"] == pytest.approx(sum(epoch[name] for name in epoch.keys() & {"ce", "kd", "H"}))
         assert epoch["images_per_second"] > 0
+        assert 0 < epoch["waiting"] < 1
 
 
 def test_training_logs_each_epoch_once_and_learns(bench: Bench):
@@ -182,7 +183,7 @@ def test_distillation_compares_with_the_prior_on_the_same_images(bench: Bench, f
         for network in (trainer.network, trainer.prior):
             network.head.linear.weight[:NEW] *= 50  # so that images differ in their logits
     log = trainer.run()
-    batch = next(evaluation_batches(bench.views[2], size=32, batch_size=ROWS, workers=0))
+    batch = next(evaluation_batches(bench.views[2], [range(ROWS)], size=32, workers=0))
     with torch.no_grad():
         p = trainer.prior(batch.images).sigmoid()
     lowest = -(p * p.log() + (1 - p) * (1 - p).log()).mean()  # cross-entropy with itself

@@ -63,8 +63,10 @@ def test_freeze_bn_after_base_keeps_statistics_from_the_second_task_on(bench: Be
 
 def rows_of_each_step(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     rows: list[int] = []
-    step = trainer._step
-    monkeypatch.setattr(trainer, "_step", lambda batch: (rows.extend(batch.rows.tolist()), step(batch))[1])
+    terms = trainer._terms
+    monkeypatch.setattr(
+        trainer, "_terms", lambda batch, size: (rows.extend(batch.rows.tolist()), terms(batch, size))[1]
+    )
     trainer.run()
     return rows
 
@@ -132,7 +134,7 @@ def test_training_fills_the_statistical_matrix_from_labels_and_the_prior(bench: 
         config, grown_network(prior), task=2, prior=prior, checkpoint=bench.folder / "second.safetensors"
     )
     second.run()
-    batch = next(evaluation_batches(bench.views[2], size=32, batch_size=ROWS, workers=0))
+    batch = next(evaluation_batches(bench.views[2], [range(ROWS)], size=32, workers=0))
     with torch.no_grad():
         logits = prior(batch.images)
     matrix = second.network.head.statistical_cm

@@ -1,0 +1,112 @@
+"""Watches a step of the pipeline from inside its process and notes where its time goes; used by `csc bench pipeline`.
+
+`install` is called by the interpreter before anything else (a `sitecustomize` on the path). It times imports by the
+package they belong to, what goes through the door to MLflow, and computing; the rest of a process is files and glue.
+"""
+
+import atexit
+import builtins
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+__all__ = ["install"]
+
+HEAVY = ("torch", "timm", "torchvision", "mlflow", "kfp")
+WATCHED = {  # what a step spends its time on, by where it is implemented
+    "csc.tracking": ("tracking", ["fetch_model", "finish_scenario", "package_model", "Tracker"]),
+    "csc.training": ("computing", ["Trainer.run", "confidences"]),
+}
+
+
+class _Spy:
+    """Seconds by purpose; a purpose inside another one counts once, to the inner one."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.stack: list[float] = []  # of each open purpose: the seconds that inner ones took
+
+    def timed(self, purpose: str, work: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        started = time.perf_counter()
+        self.stack.append(0.0)
+        try:
+            return work(*arguments, **options)
+        finally:
+            whole = time.perf_counter() - started
+            self.seconds[purpose] = self.seconds.get(purpose, 0.0) + whole - self.stack.pop()
+            if self.stack:
+                self.stack[-1] += whole
+
+
+def install(folder: str) -> None:
+    """Watch this process if it runs a step; its record goes into `folder` when it ends."""
+    if not any("executor_main" in word for word in sys.orig_argv):
+        return
+    spy, born = _Spy(), _born()
+    spy.seconds["interpreter"] = time.time() - born
+    original = builtins.__import__
+    watched: set[str] = set()
+
+    def timed_import(name: str, *arguments: Any, **options: Any) -> ModuleType:
+        root = name.partition(".")[0]
+        if name in sys.modules and root not in ("csc",):
+            return original(name, *arguments, **options)
+        purpose = f"import {root}" if root in HEAVY else "other imports"
+        module: ModuleType = spy.timed(purpose, original, name, *arguments, **options)
+        for target in WATCHED.keys() - watched:
+            if getattr(getattr(sys.modules.get(target), "__spec__", None), "_initializing", True) is False:
+                watched.add(target)
+                _watch(spy, target)
+        return module
+
+    builtins.__import__ = timed_import
+    atexit.register(_record, spy, born, Path(folder))
+
+
+def _born() -> float:
+    """When this process was started, in seconds since the epoch."""
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    up = float(Path("/proc/uptime").read_text().split()[0])
+    return time.time() - up + ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _watch(spy: _Spy, target: str) -> None:
+    purpose, names = WATCHED[target]
+    for name in names:
+        owner: Any = sys.modules[target]
+        *path, last = name.split(".")
+        for part in path:
+            owner = getattr(owner, part)
+        found = getattr(owner, last)
+        if isinstance(found, type):
+            for attribute, value in list(vars(found).items()):
+                if callable(value) and not attribute.startswith("_"):
+                    setattr(found, attribute, _timed(spy, purpose, value))
+        else:
+            setattr(owner, last, _timed(spy, purpose, found))
+
+
+def _timed(spy: _Spy, purpose: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapper(*arguments: Any, **options: Any) -> Any:
+        result = spy.timed(purpose, function, *arguments, **options)
+        return _drawn(spy, purpose, result) if hasattr(result, "send") else result
+
+    return wrapper
+
+
+def _drawn(spy: _Spy, purpose: str, generator: Any) -> Any:
+    """Time a generator while it works, not while it waits."""
+    end = object()
+    while (item := spy.timed(purpose, next, generator, end)) is not end:
+        yield item
+
+
+def _record(spy: _Spy, born: float, folder: Path) -> None:
+    step = sys.argv[sys.argv.index("--function_to_execute") + 1]
+    seconds = spy.seconds | {"files and glue": time.time() - born - sum(spy.seconds.values())}
+    folder.joinpath(f"{born:.3f}-{step}.json").write_text(json.dumps({"step": step, "seconds": seconds}))

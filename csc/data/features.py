@@ -1,0 +1,160 @@
+"""Cached feature maps: what a frozen backbone sees in each image, computed once per data set, weights and size.
+
+    features/<key>/features.json        the card; written last, so its presence means that the maps are complete
+    features/<key>/backbone.safetensors the weights the maps were made with; a model trained on them carries these on
+    features/<key>/view-00/NNNNN.arrow  float16 maps in the row order of the image shards, and index.json beside them
+    features/<key>/view-VV/NNNNN.arrow  the same for augmented views of the training images, from 01
+
+The folder lies in the data set, local or remote. Everything that decides a map is in the key, so files never go stale.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from csc.config import Config
+from csc.data.cache import NodeCache
+from csc.data.dataset import Dataset, ShardFiles
+from csc.errors import BadData, BadModel
+from csc.storage import exists, is_remote, join, local_path, read_json, sha256_file
+
+__all__ = [
+    "BATCH_ROWS",
+    "CARD",
+    "WEIGHTS",
+    "FeatureCard",
+    "FeatureShards",
+    "Maps",
+    "backbone_weights",
+    "features_key",
+    "features_place",
+    "read_features",
+    "view_place",
+    "write_maps",
+]
+
+CARD, WEIGHTS = "features.json", "backbone.safetensors"
+BATCH_ROWS = 64  # rows of a record batch; a row is found by division
+Maps = np.ndarray[tuple[int, ...], np.dtype[np.float16]]
+
+
+@dataclass(frozen=True)
+class FeatureCard:
+    """What cached maps are maps of.
+
+    Attributes:
+        key: name of the folder.
+        shape: of one map (channels, height, width); on disk the channels come last, as the heads read them.
+        views: how many augmented views of each training image there are beside the plain one.
+        backbone: bytes and SHA-256 of `backbone.safetensors`.
+        initialisation: where the weights came from, as in a model card.
+    """
+
+    key: str
+    shape: tuple[int, int, int]
+    views: int
+    backbone: dict[str, Any]
+    initialisation: dict[str, Any]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+def features_key(config: Config, fingerprint: str) -> str:
+    """Name the maps by all that decides them: images, weights, size and decoding; needs no torch."""
+    backbone = config.backbone
+    facts = [fingerprint, backbone.name, backbone.output_stride, _weights(config), config.input.size]
+    return hashlib.sha256(json.dumps([*facts, config.input.decode]).encode()).hexdigest()[:16]
+
+
+def _weights(config: Config) -> str:
+    if config.init == "scratch":
+        return f"scratch, seed {config.seed}"
+    if config.init == "hub":
+        return f"hub {config.backbone.name}"
+    path = Path(config.init).expanduser()
+    if not path.is_file():
+        raise BadModel(f"init={config.init}: no such file")
+    return sha256_file(path)
+
+
+def features_place(dataset: Dataset, key: str) -> str:
+    """Where the maps of a data set lie."""
+    return join(dataset.place, "features", key)
+
+
+def read_features(place: str) -> FeatureCard:
+    """Read the card of finished maps."""
+    card = join(place, CARD)
+    if not exists(card):
+        raise BadData(f"{card}: no such file; the embed step makes it (features.views=1)")
+    content = read_json(card)
+    try:
+        lists = {name: tuple(content[name]) for name in ("shape", "mean", "std")}
+        return FeatureCard(**(content | lists))
+    except (KeyError, TypeError) as error:
+        raise BadData(f"{card}: not a card of feature maps ({error}); remove the folder and embed again") from None
+
+
+def backbone_weights(place: str) -> Path:
+    """The file of the weights that the maps were made with, on this machine."""
+    file, facts = join(place, WEIGHTS), read_features(place).backbone
+    if is_remote(file):
+        return NodeCache.of_this_node().fetch(file, str(facts["sha256"]), int(facts["bytes"]))
+    return local_path(file)
+
+
+def view_place(place: str, view: int) -> str:
+    """The folder of one view: 0 is the plain one."""
+    return join(place, f"view-{view:02d}")
+
+
+def write_maps(batches: Iterable[Maps], shape: tuple[int, int, int], path: Path) -> int:
+    """Write the maps of one shard, batch by batch (rows, height, width, channels); return how many rows it has."""
+    channels, height, width = shape
+    column = pa.binary(2 * channels * height * width)
+    rows = 0
+    with pa.ipc.new_file(str(path), pa.schema([("map", column)])) as writer:
+        for maps in _regrouped(batches, BATCH_ROWS):
+            values = pa.FixedSizeBinaryArray.from_buffers(column, len(maps), [None, pa.py_buffer(maps)])
+            writer.write_batch(pa.record_batch([values], names=["map"]))
+            rows += len(maps)
+    return rows
+
+
+def _regrouped(batches: Iterable[Maps], rows: int) -> Iterable[Maps]:
+    """Cut a stream of batches into batches of exactly so many rows; only the last may be smaller."""
+    rest: list[Maps] = []
+    for batch in batches:
+        rest.append(batch)
+        while sum(map(len, rest)) >= rows:
+            whole = np.concatenate(rest)
+            yield whole[:rows]
+            rest = [whole[rows:]]
+    if whole_rest := [part for part in rest if len(part)]:
+        yield np.concatenate(whole_rest)
+
+
+class FeatureShards:
+    """Random access to the maps of one view, without a copy; a shard is opened when it is first asked for."""
+
+    def __init__(self, place: str, view: int, shape: tuple[int, int, int]) -> None:
+        channels, height, width = shape
+        self.shape = (height, width, channels)
+        self._files = ShardFiles(view_place(place, view), "map")
+        self._arrays: dict[int, list[Maps]] = {}
+
+    def map(self, shard: int, row: int) -> Maps:
+        """One map (height, width, channels), without a copy."""
+        if shard not in self._arrays:
+            chunks = self._files.column(shard).chunks
+            self._arrays[shard] = [
+                np.frombuffer(chunk.buffers()[1], np.float16).reshape(-1, *self.shape) for chunk in chunks
+            ]
+        one: Maps = self._arrays[shard][row // BATCH_ROWS][row % BATCH_ROWS]
+        return one

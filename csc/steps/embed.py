@@ -1,0 +1,167 @@
+"""embed: the feature maps of a frozen backbone, once for all methods, tasks and seeds."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from csc.config import Config, resolve
+from csc.data.dataset import Dataset
+from csc.data.features import (
+    BATCH_ROWS,
+    CARD,
+    WEIGHTS,
+    FeatureCard,
+    Maps,
+    features_key,
+    features_place,
+    read_features,
+    view_place,
+    write_maps,
+)
+from csc.data.partial import View
+from csc.errors import BadConfig
+from csc.progress import Bar
+from csc.scenario import Scenario
+from csc.steps.ingest import Origin
+from csc.storage import atomic_place, exists, join, read_json, sha256_file, write_bytes
+
+__all__ = ["embed"]
+
+INDEX = "index.json"  # of a view: the shards that are finished
+
+
+def embed(origin: str, scenario: str, config: str) -> str:
+    """Make sure that the maps which the settings ask for are there, and return their place.
+
+    Only what is missing is computed: finished shards of an earlier try are kept, and so are finished views.
+
+    Args:
+        origin: of the data, from `ingest`.
+        scenario: name.
+        config: settings as JSON; `features.views` says how many views of a training image.
+    """
+    settings = resolve(Scenario.parse(scenario).dataset, config)
+    if settings.features.views == 0:
+        raise BadConfig("features.views=0: nothing to embed; set features.views=1")
+    dataset = Dataset.open(Origin.from_json(origin).data)
+    place = features_place(dataset, features_key(settings, dataset.fingerprint))
+    views = settings.features.views if settings.input.augment else 0
+    if exists(join(place, CARD)) and read_features(place).views >= views:
+        print(f"data: feature maps are there · {place}")
+    else:
+        _Embedding(settings, dataset, place).run(views)
+    return place
+
+
+class _Embedding:
+    """A frozen backbone at work on a whole data set."""
+
+    def __init__(self, settings: Config, dataset: Dataset, place: str) -> None:
+        from torch import nn
+
+        from csc.nets.backbone import initialise, normalisation
+        from csc.nets.network import Network
+        from csc.training import alone, seed_everything
+
+        self.settings, self.dataset, self.place = settings, dataset, place
+        seed_everything(settings.seed, 1)  # random weights are those that the base task would start from
+        backbone, self.initialisation = initialise(
+            settings.backbone, settings.init, allow_leaky=settings.allow_leaky_init
+        )
+        self.mean, self.std = normalisation(backbone)
+        self.device = alone().device
+        self.network = Network(backbone, nn.Identity(), self.mean, self.std).to(self.device).eval()
+        table = dataset.labels().select(["image_id", "split", "shard", "row"])
+        self.shards = [table.filter(pc.equal(table["shard"], number)) for number in range(_shards(table))]
+        self.of_training = _shards(table.filter(pc.equal(table["split"], "train")))  # they are the first ones
+
+    def run(self, views: int) -> None:
+        """Compute the plain view of all images and so many augmented ones of the training images; write the card."""
+        counts = [self.shards, *[self.shards[: self.of_training]] * views]
+        left = [view for view, shards in enumerate(counts) if len(self._finished(view)) < len(shards)]
+        print(f"data: feature maps of {self.settings.backbone.name} · {views + 1} views, {len(left)} to make")
+        shape = self._shape()
+        for view in left:
+            self._make(view, counts[view], shape)
+        size, sha256 = self._put_weights()
+        card = FeatureCard(
+            key=self.place.rpartition("/")[2],
+            shape=shape,
+            views=views,
+            backbone={"bytes": size, "sha256": sha256},
+            initialisation={**asdict(self.initialisation), "text": str(self.initialisation)},
+            mean=self.mean,
+            std=self.std,
+        )
+        write_bytes(join(self.place, CARD), json.dumps(asdict(card), indent=1).encode())
+
+    def _make(self, view: int, shards: list[pa.Table], shape: tuple[int, int, int]) -> None:
+        """Compute one view, shard by shard; each is noted when it is in its place."""
+        folder, finished = view_place(self.place, view), self._finished(view)
+        done = sum(map(len, shards[: len(finished)]))
+        with Bar(f"data: embed view {view}", sum(map(len, shards)), "images", done=done) as bar:
+            for number in range(len(finished), len(shards)):
+                with atomic_place(join(folder, f"{number:05d}.arrow")) as aside:
+                    rows = write_maps(self._maps(shards[number], view, bar), shape, aside)
+                    finished.append({"rows": rows, "bytes": aside.stat().st_size, "sha256": sha256_file(aside)})
+                write_bytes(join(folder, INDEX), json.dumps(finished, indent=1).encode())
+
+    def _finished(self, view: int) -> list[dict[str, Any]]:
+        index = join(view_place(self.place, view), INDEX)
+        finished: list[dict[str, Any]] = read_json(index) if exists(index) else []
+        return finished
+
+    def _maps(self, rows: pa.Table, view: int, bar: Bar) -> Iterator[Maps]:
+        """The maps of some rows (rows, height, width, channels), batch by batch."""
+        import torch
+
+        from csc.data.loading import training_batches, workers_for
+
+        settings = self.settings
+        parts = [range(start, min(start + BATCH_ROWS, len(rows))) for start in range(0, len(rows), BATCH_ROWS)]
+        batches = training_batches(
+            unlabelled(self.dataset, rows),
+            [(view, parts)],
+            seed=rows["shard"][0].as_py(),  # with the view and the row it decides what an augmented image looks like
+            size=settings.input.size,
+            decode=settings.input.decode,
+            augment=view > 0,
+            workers=workers_for(settings.train.workers, self.device),
+        )
+        for batch in batches:
+            with torch.inference_mode():
+                maps = self.network.features(batch.to(self.device).images).permute(0, 2, 3, 1)
+            yield maps.to("cpu", torch.float16).contiguous().numpy()
+            bar.advance(len(batch.rows))
+
+    def _shape(self) -> tuple[int, int, int]:
+        import torch
+
+        side = self.settings.input.size
+        with torch.inference_mode():
+            image = torch.zeros(1, 3, side, side, dtype=torch.uint8, device=self.device)
+            _, channels, height, width = self.network.features(image).shape
+        return channels, height, width
+
+    def _put_weights(self) -> tuple[int, str]:
+        """Keep the backbone beside its maps; return its size and SHA-256."""
+        from safetensors.torch import save_file
+
+        weights = {name: value.cpu().contiguous() for name, value in self.network.backbone.state_dict().items()}
+        with atomic_place(join(self.place, WEIGHTS)) as aside:
+            save_file(weights, aside)
+            return aside.stat().st_size, sha256_file(aside)
+
+
+def unlabelled(dataset: Dataset, rows: pa.Table) -> View:
+    """Some rows of a data set as a view that shows no labels."""
+    labels = pa.nulls(len(rows), pa.list_(pa.int16())).fill_null([])
+    return View(rows.append_column("labels", labels), (), dataset.images, dataset.fingerprint)
+
+
+def _shards(table: pa.Table) -> int:
+    return int(pc.max(table["shard"]).as_py()) + 1

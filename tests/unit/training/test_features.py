@@ -1,0 +1,196 @@
+"""The cache of feature maps: what it holds, that it resumes, and that training on it is training."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from csc.data.dataset import Dataset
+from csc.data.features import CARD, WEIGHTS, FeatureShards, features_key, read_features, view_place
+from csc.data.loading import evaluation_batches, training_batches
+from csc.data.maps import map_batches
+from csc.data.partial import View
+from csc.errors import BadConfig, BadData
+from csc.nets.backbone import StoredBackbone, build_backbone
+from csc.nets.network import Network, build_head
+from csc.steps import embed as step
+from csc.steps.embed import embed, unlabelled
+from csc.steps.ingest import Origin
+from csc.version import code_version
+from tests.unit.training.bench import NEW, ROWS, SCENARIO, Bench, one_line, settings, without_speed
+
+FROZEN = ("backbone.frozen=true", "features.views=1")
+
+
+@pytest.fixture
+def place(dataset: Dataset, tmp_path: Path) -> str:
+    """A data set of this test alone: the same images, no maps yet."""
+    copy = tmp_path / "set"
+    copy.mkdir()
+    for item in dataset.path.iterdir():
+        if item.name != "features":
+            (copy / item.name).symlink_to(item)
+    return str(copy)
+
+
+def origin(place: str) -> str:
+    return Origin(place, Dataset.open(place).fingerprint, code_version()).to_json()
+
+
+def embedded(place: str, *items: str) -> str:
+    return embed(origin(place), SCENARIO, settings(*FROZEN, *items).to_json())
+
+
+def test_maps_are_what_the_backbone_sees(place: str, views: dict[int, View]):
+    features = embedded(place)
+    card = read_features(features)
+    config = settings(*FROZEN)
+    torch.manual_seed(config.seed * 1_000 + 1)
+    network = Network(build_backbone(config.backbone), torch.nn.Identity(), card.mean, card.std).eval()
+    images = next(evaluation_batches(views[2], [range(ROWS)], size=config.input.size, workers=0)).images
+    with torch.inference_mode():
+        expected = network.features(images)
+    found = next(map_batches(views[2], features, [(0, [range(ROWS)])], 0, augmented=True))
+    assert found.images.dtype == torch.float16
+    assert found.images.is_contiguous(memory_format=torch.channels_last)
+    assert tuple(found.images.shape[1:]) == card.shape
+    torch.testing.assert_close(found.images.float(), expected, atol=1e-2, rtol=1e-2)
+    assert found.targets.shape == (ROWS, 2 * NEW)
+
+
+def test_nothing_beside_the_maps_tells_a_label(place: str):
+    features = Path(embedded(place))
+    files = {str(path.relative_to(features)) for path in features.rglob("*") if path.is_file()}
+    assert files == {CARD, WEIGHTS, "view-00/00000.arrow", "view-00/index.json"}
+    with pa.memory_map(str(features / "view-00" / "00000.arrow")) as source:
+        assert pa.ipc.open_file(source).schema.names == ["map"]
+    assert set(json.loads((features / CARD).read_text())) == {
+        "key", "shape", "views", "backbone", "initialisation", "mean", "std"
+    }  # fmt: skip
+
+
+def test_augmented_views_are_maps_of_augmented_images(place: str, views: dict[int, View]):
+    features = embedded(place, "input.augment=true", "features.views=2")
+    card = read_features(features)
+    assert card.views == 2
+    config = settings()
+    torch.manual_seed(config.seed * 1_000 + 1)
+    network = Network(build_backbone(config.backbone), torch.nn.Identity(), card.mean, card.std).eval()
+    shard, row = (views[1].table[name][3].as_py() for name in ("shard", "row"))
+    whole = unlabelled(Dataset.open(place), Dataset.open(place).labels().drop_columns("labels"))
+    batch = next(training_batches(whole, [(2, [[row]])], seed=shard, size=config.input.size, augment=True, workers=0))
+    with torch.inference_mode():
+        expected = network.features(batch.images)[0].permute(1, 2, 0)
+    found = torch.from_numpy(FeatureShards(features, 2, card.shape).map(shard, row).astype(np.float32))
+    torch.testing.assert_close(found, expected, atol=1e-2, rtol=1e-2)
+
+
+def test_training_draws_from_the_augmented_views_and_changes_them_by_epoch(place: str, views: dict[int, View]):
+    features = embedded(place, "input.augment=true", "features.views=3")
+    plan = [(epoch, [range(ROWS)]) for epoch in range(2)]
+    first, second = (batch.images for batch in map_batches(views[1], features, plan, 7, augmented=True))
+    plain = next(map_batches(views[1], features, plan, 7, augmented=False)).images
+    again = next(map_batches(views[1], features, plan, 7, augmented=True)).images
+    assert torch.equal(first, again)
+    assert not torch.equal(first, second)
+    assert not any(torch.equal(one, other) for one, other in zip(first, plain, strict=True))
+
+
+def test_finished_maps_are_not_made_again(place: str, monkeypatch: pytest.MonkeyPatch):
+    features = embedded(place)
+    monkeypatch.setattr(step, "_Embedding", None)  # nothing may be computed
+    assert embedded(place) == features
+    assert embedded(place, "train.epochs=3", "method=lwf", "loss.alpha=0.5") == features
+
+
+def test_more_views_keep_those_that_are_there(place: str):
+    features = embedded(place, "input.augment=true")
+    plain = Path(view_place(features, 0), "00000.arrow")
+    before = plain.stat()
+    assert embedded(place, "input.augment=true", "features.views=2") == features
+    assert plain.stat().st_mtime_ns == before.st_mtime_ns
+    assert read_features(features).views == 2
+
+
+def test_an_embedding_that_was_cut_off_goes_on(place: str, monkeypatch: pytest.MonkeyPatch):
+    whole = embedded(place, "input.augment=true", "features.views=2")
+    files = {path.name: path.read_bytes() for path in Path(view_place(whole, 2)).iterdir()}
+    for path in (Path(whole, CARD), *Path(view_place(whole, 2)).iterdir()):
+        path.unlink()
+    made: list[int] = []
+    make = step._Embedding._make
+    monkeypatch.setattr(
+        step._Embedding, "_make", lambda self, view, *rest: (made.append(view), make(self, view, *rest))[1]
+    )
+    assert embedded(place, "input.augment=true", "features.views=2") == whole
+    assert made == [2]
+    assert {path.name: path.read_bytes() for path in Path(view_place(whole, 2)).iterdir()} == files
+
+
+@pytest.mark.parametrize("item", ["input.size=48", "backbone.output_stride=32", "seed=1", "input.decode=exact"])
+def test_what_decides_a_map_is_in_the_key(dataset: Dataset, item: str):
+    names = {features_key(settings(*FROZEN, *more), dataset.fingerprint) for more in ((), (item,))}
+    assert len(names) == 2
+    assert features_key(settings(*FROZEN), "other data") not in names
+
+
+def test_training_on_maps_is_training_with_a_frozen_backbone(place: str, bench: Bench):
+    """Equal up to the half precision of the maps."""
+    config = settings(*FROZEN)
+    features = embedded(place)
+    card = read_features(features)
+
+    def losses(images: bool) -> list[float]:
+        torch.manual_seed(config.seed * 1_000 + 1)
+        backbone = build_backbone(config.backbone)
+        torch.manual_seed(1)
+        head = build_head(config, backbone.channels, NEW)
+        stored = StoredBackbone({}, card.shape[0])
+        network = Network(backbone if images else stored, head, card.mean, card.std)
+        checkpoint = bench.folder / f"{images}.safetensors"
+        log = bench.trainer(config, network, checkpoint=checkpoint, features="" if images else features).run()
+        return [epoch["loss"] for epoch in without_speed(log)]
+
+    np.testing.assert_allclose(losses(images=False), losses(images=True), rtol=2e-3)
+
+
+def test_a_stored_backbone_keeps_its_weights_through_saving_and_loading():
+    backbone = build_backbone(settings().backbone)
+    stored = StoredBackbone(backbone.state_dict(), backbone.channels)
+    network = Network(stored, torch.nn.Identity(), (0.5,) * 3, (0.5,) * 3)
+    assert set(network.state_dict()) == {f"backbone.{name}" for name in backbone.state_dict()}
+    other = Network(StoredBackbone({}, backbone.channels), torch.nn.Identity(), (0.5,) * 3, (0.5,) * 3)
+    other.load_state_dict(network.state_dict())
+    assert all(torch.equal(other.state_dict()[name], value) for name, value in network.state_dict().items())
+    assert not list(network.parameters())
+
+
+@pytest.mark.parametrize(
+    ("items", "part"),
+    [
+        (("features.views=1",), "backbone.frozen=true"),
+        (("features.views=2", "backbone.frozen=true", "input.augment=false"), "set it to 1"),
+        (("features.views=-1",), "0 or more"),
+    ],
+)
+def test_settings_that_no_cache_can_serve_are_refused(items: tuple[str, ...], part: str):
+    with pytest.raises(BadConfig, match=part) as error:
+        settings(*items)
+    assert one_line(error)
+
+
+def test_a_step_refuses_to_embed_without_being_asked_to(place: str):
+    with pytest.raises(BadConfig, match=r"features\.views"):
+        embed(origin(place), SCENARIO, settings().to_json())
+
+
+def test_maps_that_are_not_there_are_named(tmp_path: Path, views: dict[int, View]):
+    with pytest.raises(BadData, match=r"features\.json") as error:
+        map_batches(views[1], str(tmp_path), [(0, [[0, 1]])], 0, augmented=False)
+    assert one_line(error)
+    (tmp_path / CARD).write_text(json.dumps({"key": "x"}))
+    with pytest.raises(BadData, match="embed again"):
+        read_features(str(tmp_path))
