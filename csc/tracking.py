@@ -7,6 +7,8 @@ one name per (method, scenario) with aliases `task-01` … and `final`.
 
 import contextlib
 import os
+import platform
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,6 +16,8 @@ from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import yaml
 
 from csc.errors import BadModel, TrackingError
 from csc.model import ModelCard
@@ -320,17 +324,39 @@ def _log_metrics(client: "MlflowClient", run_id: str, values: Mapping[str, float
 
 
 def package_model(model: Path, package: Path) -> None:
-    """Wrap a model folder so that `mlflow.pyfunc.load_model` can use it on its own: weights, card, and our code."""
-    import mlflow
+    """Wrap a model folder so that `mlflow.pyfunc.load_model` can use it on its own: weights, card, and our code.
 
-    with _one_line():
-        mlflow.pyfunc.save_model(
-            path=str(package),
-            loader_module="csc.serving",
-            data_path=str(model),
-            code_paths=[str(Path(__file__).parent)],
-            pip_requirements=[_pinned(name) for name in REQUIREMENTS],
-        )
+    `mlflow.pyfunc.save_model` writes the same files, but first compares the requirements with every package that is
+    installed, which takes longer than all the rest.
+    """
+    _quiet()
+    import mlflow
+    from mlflow.models import Model
+
+    requirements = [_pinned(name) for name in ("mlflow", *REQUIREMENTS)]
+    described = Model()
+    files = {"data": "data/model", "code": "code", "conda_env": "conda.yaml", "python_env": "python_env.yaml"}
+    mlflow.pyfunc.add_to_model(described, loader_module="csc.serving", **files)
+    python = platform.python_version()
+    environments = {
+        "conda.yaml": {
+            "name": "mlflow-env",
+            "channels": ["conda-forge"],
+            "dependencies": [f"python={python}", "pip", {"pip": requirements}],
+        },
+        "python_env.yaml": {
+            "python": python,
+            "build_dependencies": ["pip", "setuptools", "wheel"],
+            "dependencies": ["-r requirements.txt"],
+        },
+    }
+    shutil.copytree(model, package / "data" / "model")
+    shutil.copytree(Path(__file__).parent, package / "code" / "csc", ignore=shutil.ignore_patterns("__pycache__"))
+    for name, content in environments.items():
+        (package / name).write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+    (package / "requirements.txt").write_text("".join(f"{line}\n" for line in requirements), encoding="utf-8")
+    described.model_size_bytes = sum(path.stat().st_size for path in package.rglob("*") if path.is_file())
+    described.save(str(package / "MLmodel"))
 
 
 def _pinned(name: str) -> str:

@@ -126,6 +126,9 @@ class Trainer:
         self.precision = Precision.of(self.config, self.device)
         compiled = torch.compile(self.network) if self.config.train.compile else self.network
         self.learner = self.group.learner(cast(nn.Module, compiled))
+        # Of plain cached maps the prior model always says the same, so it is asked once.
+        fixed = self.prior is not None and self.features and not self.config.input.augment
+        self.prior_logits = self._prior_logits() if fixed else None
 
     def run(self) -> list[EpochLog]:
         """Train all epochs, taking up an earlier try where its last checkpoint ends; return one log per epoch."""
@@ -200,7 +203,7 @@ class Trainer:
     def _terms(self, batch: Batch, size: int) -> dict[str, Tensor]:
         """The loss terms of a batch of `size` rows, of which this process may hold a part."""
         with self.precision.autocast:
-            logits, prior_logits = self._logits(batch.images)
+            logits, prior_logits = self._logits(batch)
         whole = self.group.whole
         step = Step(
             whole(logits, size),
@@ -210,17 +213,19 @@ class Trainer:
         )
         return self.method.loss(step)
 
-    def _logits(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _logits(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """Logits of the learner and, if there is one, of the prior model; a frozen backbone is shared by the two."""
+        images = batch.images
         if self.config.backbone.frozen:
             with torch.no_grad():
                 images = self.network.features(images)  # maps, which pass through the networks below as they are
-        prior_logits = None
-        if self.prior is not None:
-            with torch.inference_mode():
-                prior_logits = self.prior(images).float()
-            prior_logits = prior_logits.clone()  # an inference tensor may not enter the graph
-        return self.learner(images).float(), prior_logits
+        if self.prior_logits is not None:
+            return self.learner(images).float(), self.prior_logits[batch.rows]
+        if self.prior is None:
+            return self.learner(images).float(), None
+        with torch.inference_mode():
+            prior_logits = self.prior(images).float()
+        return self.learner(images).float(), prior_logits.clone()  # an inference tensor may not enter the graph
 
     def _count_correlations(self) -> None:
         """Fill the head's statistical matrix from the task's labels and the prior model's scores."""
@@ -230,13 +235,15 @@ class Trainer:
             matrix.copy_(statistical_cm(labels))
             return
         old = len(self.view.classes) - self.new
-        prior_logits = None
-        if self.prior is not None:
-            prior_logits = torch.cat(
-                [logits for _, logits in _logits_of(self.prior, self.view, self.config, self.features, self.group)]
-            )
+        prior_logits = self._prior_logits().cpu() if self.prior is not None else None
         prior_cm = matrix[:old, :old].cpu().clone() if old else None
         matrix.copy_(statistical_cm(labels[:, old:], prior_logits, prior_cm))
+
+    def _prior_logits(self) -> Tensor:
+        """What the prior model says of every image of the view, as it is."""
+        assert self.prior is not None
+        batches = _logits_of(self.prior, self.view, self.config, self.features, self.group)
+        return torch.cat([logits for _, logits in batches]).to(self.device)
 
     def _batches(self, epochs: range) -> Batches:
         """This process's part of all batches of the given epochs."""

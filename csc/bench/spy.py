@@ -29,18 +29,20 @@ class _Spy:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        self.stack: list[float] = []  # of each open purpose: the seconds that inner ones took
+        self.open: list[str] = []  # purposes that are under way, the innermost last
+        self.inner: list[float] = []  # of each of them, the seconds that inner ones took
 
     def timed(self, purpose: str, work: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         started = time.perf_counter()
-        self.stack.append(0.0)
+        self.open.append(purpose)
+        self.inner.append(0.0)
         try:
             return work(*arguments, **options)
         finally:
             whole = time.perf_counter() - started
-            self.seconds[purpose] = self.seconds.get(purpose, 0.0) + whole - self.stack.pop()
-            if self.stack:
-                self.stack[-1] += whole
+            self.seconds[self.open.pop()] = self.seconds.get(purpose, 0.0) + whole - self.inner.pop()
+            if self.inner:
+                self.inner[-1] += whole
 
 
 def install(folder: str) -> None:
@@ -54,9 +56,9 @@ def install(folder: str) -> None:
 
     def timed_import(name: str, *arguments: Any, **options: Any) -> ModuleType:
         root = name.partition(".")[0]
-        if name in sys.modules and root not in ("csc",):
-            return original(name, *arguments, **options)
         purpose = f"import {root}" if root in HEAVY else "other imports"
+        if spy.open and spy.open[-1].startswith("import "):  # what a heavy package imports is part of it
+            return original(name, *arguments, **options)
         module: ModuleType = spy.timed(purpose, original, name, *arguments, **options)
         for target in WATCHED.keys() - watched:
             if getattr(getattr(sys.modules.get(target), "__spec__", None), "_initializing", True) is False:

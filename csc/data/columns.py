@@ -9,7 +9,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-__all__ = ["from_numpy", "strings", "to_numpy"]
+__all__ = ["LABELS", "from_numpy", "strings", "to_numpy"]
+
+LABELS = pa.schema(
+    [
+        ("image_id", pa.string()),
+        ("split", pa.string()),
+        ("shard", pa.int32()),
+        ("row", pa.int32()),
+        ("labels", pa.list_(pa.string())),
+        ("difficult", pa.list_(pa.string())),
+    ]
+)
 
 Array = np.ndarray[tuple[int, ...], np.dtype[Any]]
 

@@ -20,7 +20,8 @@ import pyarrow as pa
 
 from csc.config import Config
 from csc.data.cache import NodeCache
-from csc.data.dataset import Dataset, ShardFiles
+from csc.data.dataset import Dataset
+from csc.data.images import ShardFiles
 from csc.errors import BadData, BadModel
 from csc.storage import exists, is_remote, join, local_path, read_json, sha256_file
 

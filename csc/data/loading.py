@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 
 from csc.data.augment import Pixels, augment
 from csc.data.columns import to_numpy
-from csc.data.dataset import ImageShards
+from csc.data.images import ImageShards
 from csc.data.partial import View
 from csc.errors import BadData, CscError
 

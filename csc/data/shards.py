@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
-from csc.data.dataset import checked_jpeg
 from csc.data.source import Source
 from csc.errors import BadData, CscError
 from csc.storage import is_remote, list_below, sha256_file
@@ -151,6 +150,29 @@ def read_ahead(files: Source, names: Sequence[str]) -> Iterator[bytes]:
     with ThreadPoolExecutor(READERS) as readers:
         for first in range(0, len(names), READERS):
             yield from readers.map(files.read, names[first : first + READERS])
+
+
+def checked_jpeg(content: bytes, where: str) -> tuple[bytes, int, int]:
+    """Return (jpeg, width, height) after decoding the image once; other formats are encoded as JPEG.
+
+    Args:
+        content: bytes of an image file.
+        where: how an error names the image.
+    """
+    try:
+        with Image.open(io.BytesIO(content)) as image:
+            width, height = image.size
+            if image.format == "JPEG":
+                image.draft("RGB", (1, 1))  # reads every byte, skips most of the arithmetic
+                image.load()
+                return content, width, height
+            encoded = io.BytesIO()
+            image.convert("RGB").save(encoded, "JPEG", quality=95)
+            return encoded.getvalue(), width, height
+    except UnidentifiedImageError:
+        raise BadData(f"{where}: broken image (no known format); replace the file or leave it out of the set") from None
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise BadData(f"{where}: broken image ({error}); replace the file or leave it out of the set") from None
 
 
 def _scaled(content: bytes, short_side: int) -> Encoded:

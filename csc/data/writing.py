@@ -18,7 +18,8 @@ import PIL
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from csc.data.dataset import LABELS, SPLITS, Dataset
+from csc.data.columns import LABELS
+from csc.data.dataset import SPLITS, Dataset
 from csc.data.shards import Images, Listed, Shard, for_each_shard
 from csc.data.unfinished import refuse_foreign, unfinished
 from csc.errors import BadData

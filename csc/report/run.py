@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
-from csc import metrics
 from csc.errors import BadData
 
 __all__ = ["Run", "TaskResult", "printable"]
@@ -93,6 +92,8 @@ class Run:
     @property
     def summary(self) -> dict[str, float]:
         """The numbers the paper's tables print: last and average."""
+        from csc import metrics
+
         return metrics.summary([task.metrics for task in self.tasks])
 
     @property

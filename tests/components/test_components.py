@@ -136,7 +136,8 @@ def test_report_has_the_table_and_the_page(chain):
 
 def test_a_registered_model_takes_images_whatever_it_was_trained_on(chain):
     """Scores of images through the whole model are those of the evaluation, up to the half precision of maps."""
-    from csc.data.dataset import Dataset, ImageShards
+    from csc.data.dataset import Dataset
+    from csc.data.images import ImageShards
     from csc.data.partial import read_view
     from csc.serving import Predictor
     from csc.steps.evaluate import read_scores

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from csc import storage
-from csc.data.dataset import Dataset, ImageShards
+from csc.data.dataset import Dataset
+from csc.data.images import ImageShards
 from csc.data.shards import Encoded, Listed
 from csc.data.source import Source
 from csc.data.voc import ingest_voc2007

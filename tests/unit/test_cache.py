@@ -16,7 +16,7 @@ import pytest
 
 from csc.data import cache as module
 from csc.data.cache import NodeCache
-from csc.data.dataset import ImageShards
+from csc.data.images import ImageShards
 from csc.errors import BadConfig, BadData, CscError
 
 FORK = multiprocessing.get_context("fork")
@@ -294,7 +294,7 @@ def shards(shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Image
                 writer.write_batch(pa.record_batch({"jpeg": [f"{shard} {row}".encode()]}))
         content = path.read_bytes()
         index.append({"rows": 2, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()})
-    monkeypatch.setattr("csc.data.dataset.read_json", lambda _: index)
+    monkeypatch.setattr("csc.data.images.read_json", lambda _: index)
     monkeypatch.setenv("CSC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("CSC_CACHE_LIMIT_GB", str(1.5 * len(content) / 1e9))  # room for one
     return ImageShards("s3://shop/images")

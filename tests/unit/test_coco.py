@@ -9,7 +9,8 @@ import pytest
 from PIL import Image
 
 from csc.data.coco import COCO_CLASSES, ingest_coco, ingest_coco2014
-from csc.data.dataset import Dataset, ImageShards
+from csc.data.dataset import Dataset
+from csc.data.images import ImageShards
 from csc.data.published import compare_with_published
 from csc.errors import BadData
 from tests.builders import COCO_CATEGORIES, add_annotation, contents, edit_json, make_coco, picture, zipped

@@ -11,7 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from csc.data.dataset import Dataset, ImageShards, checked_jpeg
+from csc.data.dataset import Dataset
+from csc.data.images import ImageShards
+from csc.data.shards import checked_jpeg
 from tests.builders import edit_json, picture
 from tests.unit.test_writing import VALID, jpeg_of, refusal, write
 

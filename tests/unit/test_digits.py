@@ -8,8 +8,9 @@ import pytest
 from PIL import Image
 
 from csc.data import digits
-from csc.data.dataset import Dataset, ImageShards
+from csc.data.dataset import Dataset
 from csc.data.digits import DIGIT_CLASSES, compose_scene, glyph_pools, ingest_digits
+from csc.data.images import ImageShards
 from csc.errors import BadConfig, BadData
 
 

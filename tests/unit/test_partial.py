@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from csc.components.train.component import train as train_component
 from csc.config import methods, resolve
 from csc.data import partial
-from csc.data.dataset import Dataset, ImageShards
+from csc.data.dataset import Dataset
+from csc.data.images import ImageShards
 from csc.data.partial import View, read_view, train_view, write_view
 from csc.data.shards import Encoded, Listed
 from csc.data.writing import ALONE, Making, write_dataset

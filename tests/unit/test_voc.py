@@ -6,7 +6,8 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from csc.data.dataset import Dataset, ImageShards
+from csc.data.dataset import Dataset
+from csc.data.images import ImageShards
 from csc.data.published import compare_with_published, published_counts
 from csc.data.source import Source
 from csc.data.voc import VOC_CLASSES, ingest_voc2007

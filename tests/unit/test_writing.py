@@ -21,7 +21,8 @@ from PIL import Image
 
 import csc.data.shards
 from csc.data.coco import ingest_coco
-from csc.data.dataset import Dataset, ImageShards
+from csc.data.dataset import Dataset
+from csc.data.images import ImageShards
 from csc.data.shards import Encoded, Listed
 from csc.data.unfinished import Bucket
 from csc.data.voc import ingest_voc2007

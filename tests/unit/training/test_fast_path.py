@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.nn.functional import leaky_relu
 
 from csc.config import Config, resolve
-from csc.data.dataset import Dataset, ImageShards
+from csc.data.dataset import Dataset
 from csc.data.digits import ingest_digits
+from csc.data.images import ImageShards
 from csc.data.partial import View, train_view
 from csc.nets.network import Network
 from csc.scenario import Scenario

@@ -1,0 +1,88 @@
+"""Images where they lie: shards that workers memory-map, from a folder or through the cache of the node."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from csc.data.cache import NodeCache
+from csc.errors import BadData
+from csc.storage import is_remote, join, read_json
+
+__all__ = ["ImageShards", "ShardFiles"]
+
+
+class ShardFiles:
+    """One column of the files NNNNN.arrow at a place; a file is mapped into memory when it is first asked for.
+
+    Files in a bucket are mapped from the cache of the node, which fetches them as `index.json` beside them says.
+    """
+
+    def __init__(self, place: str | Path, column: str) -> None:
+        self.place = str(place)
+        self._column = column
+        self._maps: dict[int, tuple[Path, pa.ChunkedArray]] = {}
+        self._cache: NodeCache | None = None
+        self._index: Any = None
+
+    def column(self, shard: int) -> pa.ChunkedArray:
+        """The column in one file, without a copy."""
+        mapped = self._maps.get(shard)
+        if mapped is None:
+            self._let_go()
+            mapped = self._maps[shard] = self._map(shard)
+        return mapped[1]
+
+    def where(self, shard: int) -> str:
+        """The address of one file."""
+        return join(self.place, f"{shard:05d}.arrow")
+
+    def _map(self, shard: int) -> tuple[Path, pa.ChunkedArray]:
+        try:
+            try:
+                return self._read(self._local(shard))
+            except FileNotFoundError:  # the cache needed its room before it was mapped
+                return self._read(self._local(shard))
+        except (OSError, KeyError, pa.ArrowInvalid) as error:
+            raise BadData(f"{self.where(shard)}: not readable ({error}); ingest the data set again") from None
+
+    def _read(self, path: Path) -> tuple[Path, pa.ChunkedArray]:
+        return path, pa.ipc.open_file(pa.memory_map(str(path))).read_all().column(self._column)
+
+    def _local(self, shard: int) -> Path:
+        """The file on this machine."""
+        if not is_remote(self.place):
+            return Path(self.where(shard))
+        index = join(self.place, "index.json")
+        if self._cache is None:
+            self._cache, self._index = NodeCache.of_this_node(), read_json(index)
+        try:
+            entry = self._index[shard]
+            sha256, size = str(entry["sha256"]), int(entry["bytes"])
+        except (IndexError, KeyError, TypeError, ValueError):
+            raise BadData(f"{index}: no bytes and sha256 of shard {shard}; ingest the data set again") from None
+        return self._cache.fetch(self.where(shard), sha256, size)
+
+    def _let_go(self) -> None:
+        """Forget files that the cache has dropped: their room on the disk is free once nobody maps them."""
+        for shard, (path, _) in list(self._maps.items()):
+            if self._cache is not None and not path.exists():
+                self._maps.pop(shard, None)
+
+    def __getstate__(self) -> dict[str, Any]:  # a worker process maps the files itself
+        return {**self.__dict__, "_maps": {}, "_cache": None, "_index": None}
+
+
+class ImageShards:
+    """Random access to the encoded images of a data set, from any number of threads and processes."""
+
+    def __init__(self, images: str | Path) -> None:
+        self._files = ShardFiles(images, "jpeg")
+
+    def jpeg(self, shard: int, row: int) -> memoryview:
+        """The encoded bytes of one image, without a copy."""
+        return memoryview(self._files.column(shard)[row].as_buffer())
+
+    def where(self, shard: int, row: int) -> str:
+        """How an error names an image."""
+        return f"{self._files.where(shard)} row {row}"
