@@ -10,9 +10,9 @@ from typing import cast
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.optim import Adam
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
+from csc.adam import EagerAdam
 from csc.checkpoint import Checkpoint, laid_out_like
 from csc.config import Config
 from csc.data.loading import Batch, Batches, evaluation_batches, order, training_batches, workers_for
@@ -284,7 +284,7 @@ class Trainer:
                 if isinstance(module, nn.modules.batchnorm._BatchNorm):
                     module.eval()
 
-    def _optimizer(self) -> Adam:
+    def _optimizer(self) -> EagerAdam:
         """Fresh Adam; vectors and biases without weight decay; the backbone with its own share of the rate."""
         settings = self.config.train
         rate = settings.lr_base if self.task == 1 else settings.lr
@@ -295,7 +295,7 @@ class Trainer:
                 groups.setdefault((name.startswith("backbone."), decays), []).append(parameter)
         if not groups:
             raise BadConfig("nothing to train: backbone.frozen and release_quirks.freeze_grown_layers leave nothing")
-        optimizer = Adam(
+        optimizer = EagerAdam(
             [
                 {
                     "params": parameters,
@@ -310,7 +310,7 @@ class Trainer:
             self._inherit(optimizer, self.optimizer_state)
         return optimizer
 
-    def _inherit(self, optimizer: Adam, path: Path) -> None:
+    def _inherit(self, optimizer: EagerAdam, path: Path) -> None:
         """Take over the moments of all parameters that kept their shape."""
         moments = load_file(path)
         for name, parameter in self.network.named_parameters():
