@@ -16,11 +16,12 @@ from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
 
 import yaml
 
 from csc.errors import BadModel, TrackingError
-from csc.model import ModelCard
+from csc.model import ModelCard, fingerprint
 from csc.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ __all__ = [
     "Tracker",
     "fetch_model",
     "finish_scenario",
+    "model_here",
     "model_name",
     "package_model",
     "run_key",
@@ -52,6 +54,7 @@ class Registered:
     fingerprint: str
     run_id: str
     parent_run_id: str
+    location: str = ""
 
     @property
     def uri(self) -> str:
@@ -89,6 +92,15 @@ def _one_line() -> Iterator[None]:
 def _without_secrets(uri: str) -> str:
     scheme, separator, rest = uri.partition("://")
     return f"{scheme}{separator}{rest.rpartition('@')[2]}"
+
+
+def model_here(registered: Registered) -> Path | None:
+    """The folder of a registered model whose files lie on this machine, unchanged; it takes no MLflow to read them."""
+    place = urlsplit(registered.location)
+    folder = Path(unquote(place.path)) / "data" / "model"
+    if place.scheme not in ("", "file") or not (folder / "model.json").is_file():
+        return None
+    return folder if fingerprint(folder) == registered.fingerprint else None
 
 
 def fetch_model(uri: str, folder: Path | None = None) -> Path:
@@ -191,6 +203,19 @@ class Tracker:
         """Log what an epoch (from 0) of the task's training came to, unless it is there already."""
         self.log_metrics(self.child, {f"train/{name}": value for name, value in log.items()}, epoch + 1)
 
+    def log_training(self, training: Mapping[str, Any], prior: str | None) -> None:
+        """Note what a task was trained on and how its epochs went, where the training itself has not.
+
+        Args:
+            training: content of `training.json`.
+            prior: id of the logged model before.
+        """
+        self.log_dataset(str(training["view"]), "train", int(training["images"]))
+        if prior is not None:
+            self.log_prior(prior)
+        for epoch, log in enumerate(training["epochs"]):
+            self.log_epoch(epoch, log)
+
     def log_dataset(self, path: str, context: str, rows: int) -> None:
         """Note a task view as input of the task's run, by its content digest; no data is copied."""
         from mlflow.data.meta_dataset import MetaDataset
@@ -214,29 +239,30 @@ class Tracker:
             if model_id not in known:
                 self.client.log_inputs(run.info.run_id, models=[LoggedModelInput(model_id)])
 
-    def register(self, package: Path, fingerprint: str, metrics: Mapping[str, float]) -> Registered:
+    def register(self, package: Path, mark: str, metrics: Mapping[str, float]) -> Registered:
         """Log a packaged model and make it the task's registered version; a second call changes nothing.
 
         Args:
             package: folder made by `package_model`.
-            fingerprint: of the model, by which an earlier try is recognised.
+            mark: fingerprint of the model, by which an earlier try is recognised.
             metrics: of the task, tied to the model.
         """
         card = self.card
         name = model_name(card.scenario, card.method)
         with _one_line():
-            model = self._logged_model(package, fingerprint, metrics)
-            number = self._version(name, model.model_id, fingerprint)
+            model = self._logged_model(package, mark, metrics)
+            number = self._version(name, model.model_id, mark)
             self.client.set_registered_model_alias(name, f"task-{card.task:02d}", number)
             if card.task == card.tasks:
                 self.client.set_registered_model_alias(name, "final", number)
-        return Registered(name, number, model.model_id, fingerprint, self.child.info.run_id, self.parent.info.run_id)
+        runs = self.child.info.run_id, self.parent.info.run_id
+        return Registered(name, number, model.model_id, mark, *runs, location=model.artifact_location)
 
-    def _logged_model(self, package: Path, fingerprint: str, metrics: Mapping[str, float]) -> "LoggedModel":
+    def _logged_model(self, package: Path, mark: str, metrics: Mapping[str, float]) -> "LoggedModel":
         from mlflow.entities import LoggedModelOutput
 
         run_id, card = self.child.info.run_id, self.card
-        query = f"tags.`csc.fingerprint` = '{fingerprint}'"
+        query = f"tags.`csc.fingerprint` = '{mark}'"
         found = self.client.search_logged_models([self.experiment_id], filter_string=query, max_results=1)
         model = (
             found[0]
@@ -245,7 +271,7 @@ class Tracker:
                 self.experiment_id,
                 name=f"{model_name(card.scenario, card.method)}-task-{card.task:02d}",
                 source_run_id=run_id,
-                tags={"csc.fingerprint": fingerprint, "csc.run_key": self.key, "csc.task": str(card.task)},
+                tags={"csc.fingerprint": mark, "csc.run_key": self.key, "csc.task": str(card.task)},
                 params={key: str(value) for key, value in card.settings().flat().items()},
             )
         )
@@ -259,7 +285,7 @@ class Tracker:
                 self.client.log_metric(run_id, key, value, step=card.task, model_id=model.model_id)
         return model
 
-    def _version(self, name: str, model_id: str, fingerprint: str) -> str:
+    def _version(self, name: str, model_id: str, mark: str) -> str:
         from mlflow.exceptions import MlflowException
 
         card = self.card
@@ -268,11 +294,11 @@ class Tracker:
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
-        found = self.client.search_model_versions(f"name = '{name}' and tags.`csc.fingerprint` = '{fingerprint}'")
+        found = self.client.search_model_versions(f"name = '{name}' and tags.`csc.fingerprint` = '{mark}'")
         if found:
             return str(found[0].version)
         tags = {
-            "csc.fingerprint": fingerprint,
+            "csc.fingerprint": mark,
             "csc.scenario": card.scenario,
             "csc.task": str(card.task),
             "csc.seed": str(card.config["seed"]),

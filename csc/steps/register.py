@@ -53,11 +53,13 @@ def register(model: str, metrics: str, test_view: str, out: str, prior: str = ""
         package = Path(aside) / "package"
         package_model(folder, package)
         registered = tracker.register(package, mark, tracked)
+    training = read_json(folder / "training.json")
+    tracker.log_training(training, read_registered(prior).model.model_id if prior else None)
     tracker.log_dataset(test_view, "test", int(numbers["images"]))
     tracker.log_metrics(tracker.child, per_class, card.task)
     tracker.log_metrics(tracker.parent, tracked, card.task)
     tracker.finish(tracker.child)
-    run = _carried_on(card, read_json(folder / "training.json"), numbers, prior)
+    run = _carried_on(card, training, numbers, prior)
     write_json(Path(out), {"model": asdict(registered), "run": run.to_json()})
     print(f"task {card.task}/{card.tasks}: {registered.uri} (alias task-{card.task:02d})")
 

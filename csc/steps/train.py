@@ -19,7 +19,7 @@ from csc.scenario import Scenario, Task
 from csc.steps.register import read_registered
 from csc.steps.split_labels import read_split
 from csc.storage import atomic_folder, write_json
-from csc.tracking import Registered, Tracker, fetch_model, run_key
+from csc.tracking import Registered, Tracker, fetch_model, model_here, run_key
 from csc.version import code_version
 
 if TYPE_CHECKING:
@@ -88,7 +88,8 @@ def learn(config: str, split: str, train_view: str, out: str, prior: str, checkp
     with distributed.group() as group, _fetched(before, task) as prior_folder:
         seed_everything(settings.seed, task.index)
         start = _start(settings, scenario, task, view, prior_folder, features)
-        tracker = Tracker(start.card) if group.is_main else None
+        # On cached maps a task takes seconds, less than MLflow takes to start: register then tells it all.
+        tracker = Tracker(start.card) if group.is_main and not features else None
         if tracker is not None:
             tracker.log_dataset(train_view, "train", len(view))
             if before is not None:
@@ -112,15 +113,15 @@ def learn(config: str, split: str, train_view: str, out: str, prior: str, checkp
         started = time.monotonic()
         log = trainer.run()
         seconds = time.monotonic() - started
-        if tracker is None:
+        if not group.is_main:
             return
-        for epoch, entry in enumerate(log):  # an earlier try may have died between its checkpoint and its log
-            tracker.log_epoch(epoch, entry)
         with atomic_folder(Path(out)) as folder:
             save_network(start.network, start.card, folder)
             if settings.release_quirks.persist_optimizer:
                 trainer.save_optimizer(folder / "optimizer.safetensors")
-            write_json(folder / "training.json", {"images": len(view), "seconds": seconds, "epochs": log})
+            write_json(
+                folder / "training.json", {"view": train_view, "images": len(view), "seconds": seconds, "epochs": log}
+            )
 
 
 def _settings(scenario: str, config: str, features: str) -> Config:
@@ -141,9 +142,11 @@ def _fetched(before: Registered | None, task: Task) -> Iterator[Path | None]:
         raise BadModel(f"task {task.index}/{task.total}: {'needs a' if task.index > 1 else 'has no'} prior model")
     if before is None:
         yield None
-        return
-    with tempfile.TemporaryDirectory(prefix="csc-prior-") as folder:
-        yield fetch_model(before.uri, Path(folder))
+    elif (here := model_here(before)) is not None:
+        yield here
+    else:
+        with tempfile.TemporaryDirectory(prefix="csc-prior-") as folder:
+            yield fetch_model(before.uri, Path(folder))
 
 
 @dataclass
