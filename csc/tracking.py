@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
@@ -213,8 +212,11 @@ class Tracker:
         self.log_dataset(str(training["view"]), "train", int(training["images"]))
         if prior is not None:
             self.log_prior(prior)
+        with _one_line():
+            logged = {item.step for item in self.client.get_metric_history(self.child.info.run_id, "train/loss")}
         for epoch, log in enumerate(training["epochs"]):
-            self.log_epoch(epoch, log)
+            if epoch + 1 not in logged:
+                self.log_epoch(epoch, log)
 
     def log_dataset(self, path: str, context: str, rows: int) -> None:
         """Note a task view as input of the task's run, by its content digest; no data is copied."""
@@ -259,7 +261,7 @@ class Tracker:
         return Registered(name, number, model.model_id, mark, *runs, location=model.artifact_location)
 
     def _logged_model(self, package: Path, mark: str, metrics: Mapping[str, float]) -> "LoggedModel":
-        from mlflow.entities import LoggedModelOutput
+        from mlflow.entities import LoggedModelOutput, Metric
 
         run_id, card = self.child.info.run_id, self.card
         query = f"tags.`csc.fingerprint` = '{mark}'"
@@ -281,8 +283,8 @@ class Tracker:
         run = self.client.get_run(run_id)
         if model.model_id not in {item.model_id for item in (run.outputs.model_outputs if run.outputs else [])}:
             self.client.log_outputs(run_id, models=[LoggedModelOutput(model.model_id, card.task)])
-            for key, value in metrics.items():
-                self.client.log_metric(run_id, key, value, step=card.task, model_id=model.model_id)
+            now, step, of = int(time.time() * 1000), card.task, {"model_id": model.model_id}
+            self.client.log_batch(run_id, [Metric(key, value, now, step, **of) for key, value in metrics.items()])
         return model
 
     def _version(self, name: str, model_id: str, mark: str) -> str:
@@ -387,6 +389,8 @@ def package_model(model: Path, package: Path) -> None:
 
 def _pinned(name: str) -> str:
     """A requirement at the version of this environment, if it is here."""
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return f"{name}=={version(name)}"
     except PackageNotFoundError:

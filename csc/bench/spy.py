@@ -17,7 +17,7 @@ from typing import Any
 
 __all__ = ["install"]
 
-HEAVY = ("torch", "timm", "torchvision", "mlflow", "kfp")
+HEAVY = ("torch", "timm", "torchvision", "mlflow", "kfp", "numpy")
 WATCHED = {  # what a step spends its time on, by where it is implemented
     "csc.tracking": ("tracking", ["fetch_model", "finish_scenario", "package_model", "Tracker"]),
     "csc.training": ("computing", ["Trainer.run", "confidences"]),

@@ -61,7 +61,20 @@ class ShardFiles:
             sha256, size = str(entry["sha256"]), int(entry["bytes"])
         except (IndexError, KeyError, TypeError, ValueError):
             raise BadData(f"{index}: no bytes and sha256 of shard {shard}; ingest the data set again") from None
+        if not self._maps:
+            self._warn()
         return self._cache.fetch(self.where(shard), sha256, size)
+
+    def _warn(self) -> None:
+        """Say so when the cache cannot hold all files: shuffled reading would fetch them again and again."""
+        assert self._cache is not None
+        needed, limit = sum(entry.get("bytes", 0) for entry in self._index), self._cache.limit_bytes
+        if needed > limit:
+            print(
+                f"data: {self.place} has {needed / 1e9:.1f} GB, the cache of this node takes {limit / 1e9:.1f}: files "
+                "will be fetched again and again; raise CSC_CACHE_LIMIT_GB or put CSC_CACHE on a larger disk",
+                flush=True,
+            )
 
     def _let_go(self) -> None:
         """Forget files that the cache has dropped: their room on the disk is free once nobody maps them."""

@@ -26,6 +26,7 @@ from csc.storage import atomic_file
 __all__ = ["View", "read_view", "test_view", "train_view", "write_view"]
 
 _METADATA_KEY = b"csc"
+MOST_CLASSES = 1 << 15  # labels are 16-bit numbers
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,8 @@ def test_view(dataset: Dataset, task: Task) -> View:
 
 
 def _view(dataset: Dataset, split: str, member: Sequence[str], shown: Sequence[str], seen: Sequence[str]) -> View:
+    if len(seen) > MOST_CLASSES:
+        raise BadData(f"{dataset.place}: {len(seen):,} classes; a task view can hold {MOST_CLASSES:,}")
     table = dataset.labels()
     table = table.filter(pc.equal(table["split"], strings([split])[0]))
     rows, values = _pairs(table["labels"], shown)
