@@ -1,0 +1,117 @@
+"""How ratios are judged, shown and kept; the benches themselves are run by hand."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from csc import bench
+from csc.bench import BENCHES, Result, interleaved
+from csc.bench.command import RECORD
+from csc.bench.pipeline import _ours
+from csc.bench.spy import _Spy
+from csc.cli import main
+from csc.report.figures import speed
+from csc.report.page import with_speed
+
+FAST = Result("step", "fast", 2.0, 1.5, "a limit")
+SLOW = Result("load", "slow", 1.0, 1.5, "a limit")
+SMALL = Result("ingest", "small", 0.5, 2.0, "a limit", better="lower")
+PLAIN = Result("load", "plain", 0.1, None, "a limit")
+
+
+@pytest.mark.parametrize(
+    ("ratio", "goal", "better", "met"),
+    [
+        (2.0, 1.5, "higher", True),
+        (1.5, 1.5, "higher", True),
+        (1.4, 1.5, "higher", False),
+        (1.4, 1.5, "lower", True),
+        (1.6, 1.5, "lower", False),
+        (0.0, None, "higher", True),
+    ],
+)
+def test_a_goal_is_met_from_its_own_side(ratio: float, goal: float | None, better: str, met: bool):
+    assert Result("x", "y", ratio, goal, "z", better).met is met
+
+
+def test_every_bench_has_a_module_with_a_function_of_its_name():
+    import importlib
+
+    for name in BENCHES:
+        assert callable(getattr(importlib.import_module(f"csc.bench.{name}"), name))
+
+
+def test_variants_take_turns_and_the_first_round_does_not_count():
+    calls: list[str] = []
+    best = interleaved({"one": lambda: calls.append("one"), "other": lambda: calls.append("other")}, rounds=2)
+    assert calls == ["one", "other"] * 3
+    assert all(0 <= seconds < 1 for seconds in best.values())
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Result]]:
+    found = {"step": [FAST], "load": [SLOW, PLAIN], "ingest": [SMALL]}
+    monkeypatch.setattr("csc.bench.command.run", lambda name: found[name])
+    return found
+
+
+def test_all_goals_reached_ends_well_and_is_written(measured, tmp_path: Path, capsys):
+    out = tmp_path / "bench.json"
+    assert main(["bench", "step", "ingest", "--json", str(out), "--workdir", str(tmp_path / "work")]) == 0
+    assert json.loads(out.read_text()) == [
+        {"bench": "step", "case": "fast", "ratio": 2.0, "goal": 1.5, "met": True},
+        {"bench": "ingest", "case": "small", "ratio": 0.5, "goal": 2.0, "met": True},
+    ]
+    assert "all goals reached" in capsys.readouterr().out
+
+
+def test_a_missed_goal_ends_with_exit_code_1_and_is_named(measured, tmp_path: Path, capsys):
+    assert main(["bench", "load", "--workdir", str(tmp_path)]) == 1
+    output = capsys.readouterr().out
+    assert "MISSED" in output
+    assert "missed: load (slow)" in output
+
+
+def test_a_later_bench_replaces_its_own_numbers_and_keeps_the_others(measured, tmp_path: Path):
+    main(["bench", "step", "load", "--workdir", str(tmp_path)])
+    measured["step"] = [Result("step", "fast", 3.0, 1.5, "a limit")]
+    main(["bench", "step", "--workdir", str(tmp_path)])
+    kept = {
+        (record["bench"], record["case"]): record["ratio"] for record in json.loads((tmp_path / RECORD).read_text())
+    }
+    assert kept == {("load", "slow"): 1.0, ("load", "plain"): 0.1, ("step", "fast"): 3.0}
+
+
+def test_an_unknown_bench_is_refused_with_the_known_ones(tmp_path: Path, capsys):
+    assert main(["bench", "speed", "--workdir", str(tmp_path)]) == 2
+    assert "load, step, metrics, ingest, pipeline, scale" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_chart_shows_what_has_a_goal_and_goes_into_the_page():
+    records = [result.to_json() for result in (FAST, SLOW, SMALL, PLAIN)]
+    chart = speed(records)
+    assert all(word in chart for word in ("step: fast", "load: slow", "ingest: small", "2 (≥ 1.5)", "0.5 (≤ 2)"))
+    assert "plain" not in chart
+    page = with_speed("<main><p>run</p></main>", records)
+    assert page.startswith("<main><p>run</p>")
+    assert page.count("</main>") == 1
+    assert "csc bench" in page
+
+
+def test_a_purpose_inside_another_counts_once():
+    spy = _Spy()
+    spy.timed("outer", lambda: [spy.timed("inner", sum, range(100_000)) for _ in range(3)])
+    assert set(spy.seconds) == {"outer", "inner"}
+    assert 0 <= spy.seconds["outer"] < spy.seconds["inner"]
+
+
+def test_numpy_is_ours_only_where_nothing_else_brings_it():
+    assert _ours({"import numpy": 1.0, "files and glue": 0.5}) == 1.5
+    assert _ours({"import numpy": 1.0, "import torch": 9.0, "computing": 7.0, "files and glue": 0.5}) == 0.5
+
+
+def test_running_a_bench_by_name_calls_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("csc.bench.metrics.metrics", lambda: [FAST])
+    assert bench.run("metrics") == [FAST]
