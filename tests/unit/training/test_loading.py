@@ -73,7 +73,7 @@ def loader_threads() -> list[str]:
 
 @pytest.fixture(scope="module")
 def photograph() -> bytes:
-    return _photograph(np.random.default_rng(0))
+    return _photograph(np.random.default_rng(0), quality=94)
 
 
 @pytest.mark.parametrize("workers", WAYS[1:])
