@@ -48,7 +48,7 @@ from csc import errors
 from csc.errors import BadConfig, CscError
 from csc.storage import read_json, write_json
 
-__all__ = ["Group", "group", "processes_for", "raise_error", "run", "started", "target_of", "together"]
+__all__ = ["Group", "alone", "group", "processes_for", "raise_error", "run", "started", "target_of", "together"]
 
 PATIENCE = timedelta(minutes=30)  # how long a rank waits for the others, who may be fetching data
 GRACE_SECONDS = 20
@@ -147,12 +147,17 @@ class Group:
         )
 
 
+def alone() -> Group:
+    """A process that works by itself, on the GPU if there is one."""
+    return Group(0, 1, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+
+
 @contextlib.contextmanager
 def group() -> Iterator[Group]:
     """Join the processes that the environment describes for as long as the block lasts; or be alone."""
     gpus = torch.cuda.device_count()
     if not started() or os.environ["WORLD_SIZE"] == "1":
-        yield Group(0, 1, torch.device("cuda" if gpus else "cpu"))
+        yield alone()
         return
     local, peers = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if gpus and local >= gpus:

@@ -18,7 +18,7 @@ from csc.config import Config
 from csc.data.loading import Batch, Batches, evaluation_batches, order, training_batches, workers_for
 from csc.data.maps import map_batches
 from csc.data.partial import View
-from csc.distributed import Group, together
+from csc.distributed import Group, alone, together
 from csc.errors import BadConfig, BadData
 from csc.methods import method
 from csc.methods.base import Method, Step
@@ -26,15 +26,10 @@ from csc.nets.correlation import statistical_cm
 from csc.nets.network import Network
 from csc.progress import Progress
 
-__all__ = ["EpochLog", "Precision", "Trainer", "alone", "confidences", "memory_format", "place", "seed_everything"]
+__all__ = ["EpochLog", "Precision", "Trainer", "confidences", "memory_format", "place", "seed_everything"]
 
 EpochLog = dict[str, float]
 CHANNELS_LAST_ON_CPU = ("tf_efficientnet", "efficientnet", "test_resnet")
-
-
-def alone() -> Group:
-    """A process that trains by itself, on the GPU if there is one."""
-    return Group(0, 1, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def seed_everything(seed: int, task: int) -> None:

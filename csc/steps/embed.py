@@ -63,9 +63,10 @@ class _Embedding:
     def __init__(self, settings: Config, dataset: Dataset, place: str) -> None:
         from torch import nn
 
+        from csc.distributed import alone
         from csc.nets.backbone import initialise, normalisation
         from csc.nets.network import Network
-        from csc.training import alone, seed_everything
+        from csc.training import seed_everything
 
         self.settings, self.dataset, self.place = settings, dataset, place
         seed_everything(settings.seed, 1)  # random weights are those that the base task would start from
