@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from torch.nn.functional import leaky_relu, linear, one_hot
 
 from csc.config import CiGcn
-from csc.errors import BadConfig
 
 __all__ = ["CIGCN"]
 
@@ -38,11 +37,6 @@ class CIGCN(nn.Module):
 
     def __init__(self, features: int, classes: int, config: CiGcn) -> None:
         super().__init__()
-        if config.rank and config.correlation != "G->S":
-            raise BadConfig(
-                f"cigcn.rank={config.rank}: only learned matrices have a low-rank form; "
-                f"set cigcn.correlation=G->S (it is {config.correlation}) or cigcn.rank=0"
-            )
         self.features, self.classes, self.config = features, classes, config
         nodes = features if config.plain else config.width
         columns = config.rank or classes
