@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test quick lint format golden lock clean
+.PHONY: help setup run test quick test-docker lint format golden lock wheelhouse images push clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -28,6 +28,9 @@ test: lint $(STAMP)  ## lint, type-check and run all tests
 quick: lint $(STAMP)  ## lint, type-check and run the tests that take seconds
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow"
 
+test-docker: $(STAMP)  ## build the images and run their tests (minutes, 25 GB of disk; needs Docker, or root on Debian)
+	$(BIN)/python -m pytest -m docker tests/docker
+
 lint: $(STAMP)  ## ruff and mypy
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --quiet --check .
@@ -41,10 +44,31 @@ golden: $(STAMP)  ## write the compiled pipelines that the tests compare with, a
 	@$(BIN)/python -m tests.golden.write
 
 LOCK := uv pip compile --quiet --no-header --no-annotate --python-version 3.11 pyproject.toml
+# The embedded digits are one file of scikit-learn, read without its code: an image needs none of what that code needs.
+ONE_FILE := $(foreach name,scipy joblib threadpoolctl narwhals,--no-emit-package $(name))
 lock:  ## resolve the newest versions into requirements/ (needs uv)
 	$(LOCK) --constraint requirements/limits.txt --extra dev -o requirements/dev.txt
 	for extra in data train tracking pipelines; do \
 	  $(LOCK) --constraint requirements/dev.txt --extra $$extra -o requirements/$$extra.txt; done
+	$(LOCK) --constraint requirements/dev.txt --extra train --extra client -o requirements/train-image.txt
+	$(LOCK) --constraint requirements/dev.txt --extra data --extra client $(ONE_FILE) -o requirements/cpu-image.txt
+
+VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' csc/__init__.py)
+REVISION = $(shell git describe --always --dirty --abbrev=40 --exclude '*' 2>/dev/null || echo unknown)
+DIGESTS ?= work/images.yaml
+
+images:  ## build the images of the steps (BASE=image, WHEELHOUSE=folder: from its wheels, without network)
+	@images/build.sh $(VERSION) $(REVISION)
+
+push:  ## push the images and note their digests for a profile (REGISTRY=host/path)
+	@test -n "$(REGISTRY)" || { echo "make push: say where to, REGISTRY=host/path" >&2; exit 2; }
+	@images/push.sh $(VERSION) $(REGISTRY) $(DIGESTS)
+
+wheelhouse: $(STAMP)  ## fetch the wheels of the images into WHEELHOUSE=folder, for a place without network
+	@test -n "$(WHEELHOUSE)" || { echo "make wheelhouse: say where to, WHEELHOUSE=folder" >&2; exit 2; }
+	@sort -u requirements/cpu-image.txt requirements/train-image.txt > $(VENV)/wheels.txt
+	@grep '^kfp==' requirements/pipelines.txt >> $(VENV)/wheels.txt
+	$(BIN)/python -m pip download --quiet --no-deps --dest $(WHEELHOUSE) -r $(VENV)/wheels.txt
 
 clean:  ## remove runs and caches, keep .venv
 	rm -rf work .mypy_cache .ruff_cache .pytest_cache build *.egg-info

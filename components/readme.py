@@ -12,6 +12,7 @@ __all__ = ["NAMES", "readmes"]
 NAMES = (
     "ingest",
     "embed",
+    "prior",
     "split_labels",
     "build_dataset",
     "train",
@@ -19,6 +20,7 @@ NAMES = (
     "evaluate",
     "register",
     "report",
+    "collect",
 )
 
 

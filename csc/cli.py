@@ -13,6 +13,7 @@ from csc import __version__
 from csc.bench.command import BENCH
 from csc.command import Command
 from csc.config import methods
+from csc.doctor import DOCTOR
 from csc.errors import BadData, CscError
 from csc.scenario import CLASS_COUNTS, PAPER_SCENARIOS, Scenario
 from csc.storage import local_path
@@ -56,6 +57,7 @@ def _commands() -> dict[str, Command]:
     plugins = {point.name: point.load() for point in entry_points(group="csc.commands")}
     return plugins | {
         "bench": BENCH,
+        "doctor": DOCTOR,
         "ingest": Command("turn annotations and images into a data set", _ingest_arguments, _ingest),
         "methods": Command("list the learning methods", _no_arguments, _methods),
         "predict": Command("name the classes in images with a registered model", _predict_arguments, _predict),

@@ -19,10 +19,10 @@ import yaml
 
 from csc.errors import BadConfig
 
-__all__ = ["Config", "methods", "parse_overrides", "resolve"]
+__all__ = ["BY_WHOM", "Config", "learns_like", "methods", "parse_overrides", "resolve"]
 
 _ROOT = Path(__file__).parent
-_BY_WHOM: dict[str, Any] = {"workers": "auto", "processes": "auto", "nodes": 1}  # changes no result
+BY_WHOM: dict[str, Any] = {"workers": "auto", "processes": "auto", "nodes": 1}  # changes no result
 _FALLBACK_PRESET = "coco"  # any other data set is treated like the larger benchmark
 
 
@@ -63,6 +63,7 @@ class Train:
     weight_decay: float = 1e-4
     schedule: Literal["onecycle", "constant"] = "onecycle"
     pct_start: float = 0.2
+    clip: float = 0.0
     accumulate: int = 1
     amp: Literal["auto", "bf16", "fp16", "off"] = "auto"
     compile: bool = False
@@ -105,6 +106,88 @@ class MaxEntropy:
 
 
 @dataclass(frozen=True)
+class Memory:
+    """What is kept of a task's images for later tasks, and how it is replayed.
+
+    `per_class` exemplars of each class, or `total` of all together (split evenly for `herding` and `random`).
+    `concat` adds the exemplars to the task's images; `batch` draws a batch of them beside each batch of the task, and
+    its loss counts `weight`. Unknown labels of an exemplar are negatives or masked.
+    """
+
+    sampler: Literal["none", "herding", "random", "reservoir", "prs", "ocdm"] = "none"
+    per_class: int = 0
+    total: int = 0
+    unique: bool = False
+    replay: Literal["concat", "batch"] = "concat"
+    batch_size: int = 0
+    weight: float = 0.5
+    labels: Literal["own_task", "own_to_current"] = "own_to_current"
+    unknown: Literal["negative", "masked"] = "negative"
+    rho: float = 0.0
+
+
+@dataclass(frozen=True)
+class Oewc:
+    """Online EWC: strength of the penalty, decay of the Fisher information, and how it is estimated."""
+
+    weight: float = 100.0
+    gamma: float = 1.0
+    samples: int = 2000
+    batch_size: int = 4
+
+
+@dataclass(frozen=True)
+class Podnet:
+    """PODNet as adapted by KRT: weights of the pooled maps and of the final features."""
+
+    spatial: float = 5.0
+    flat: float = 180.0
+
+
+@dataclass(frozen=True)
+class Derpp:
+    """DER++: weights of the stored logits and of the stored labels."""
+
+    alpha: float = 0.5
+    beta: float = 0.5
+
+
+@dataclass(frozen=True)
+class Agcn:
+    """AGCN: weight of the preserved relations; for `head=label_graph` also the word vectors and the hidden width.
+
+    `embeddings` names an .npz file with `classes` and `vectors`; `random` takes fixed random vectors.
+    """
+
+    relations: float = 1.0
+    embeddings: str = "random"
+    width: int = 1024
+
+
+@dataclass(frozen=True)
+class Krt:
+    """KRT: the cross-attention head, the weight that keeps its old tokens' answers, and the pseudo-label threshold."""
+
+    width: int = 384
+    heads: int = 8
+    init_std: float = 0.01
+    tokens: float = 100.0
+    threshold: float = 0.8
+    labels_per_image: float = 2.9
+    of_classes: int = 80
+
+
+@dataclass(frozen=True)
+class L2p:
+    """L2P: a pool of prompts for a frozen transformer, and the pull of the chosen keys towards the images."""
+
+    pool: int = 10
+    length: int = 5
+    chosen: int = 5
+    pull: float = 0.1
+
+
+@dataclass(frozen=True)
 class ReleaseQuirks:
     """What the released code does otherwise than the paper, one switch each."""
 
@@ -123,8 +206,9 @@ class Config:
     seed: int = 0
     init: str = "hub"
     allow_leaky_init: bool = False
-    head: Literal["ci_gcn", "linear"] = "linear"
+    head: Literal["ci_gcn", "linear", "label_graph", "attention", "prompts"] = "linear"
     labels: Literal["task", "seen"] = "task"
+    held_out: int = 0  # of so many training images one is tested on instead of the test images: for choosing settings
     old_label_policy: Literal["kd", "negative", "masked"] = "kd"
     threshold: float = 0.8
     backbone: Backbone = field(default_factory=Backbone)
@@ -134,6 +218,13 @@ class Config:
     cigcn: CiGcn = field(default_factory=CiGcn)
     loss: Loss = field(default_factory=Loss)
     max_entropy: MaxEntropy = field(default_factory=MaxEntropy)
+    memory: Memory = field(default_factory=Memory)
+    oewc: Oewc = field(default_factory=Oewc)
+    podnet: Podnet = field(default_factory=Podnet)
+    derpp: Derpp = field(default_factory=Derpp)
+    agcn: Agcn = field(default_factory=Agcn)
+    krt: Krt = field(default_factory=Krt)
+    l2p: L2p = field(default_factory=L2p)
     release_quirks: ReleaseQuirks = field(default_factory=ReleaseQuirks)
 
     def __post_init__(self) -> None:
@@ -149,7 +240,7 @@ class Config:
 
     def fingerprint(self, *more: str) -> str:
         """A short digest of the configuration and whatever else identifies a run; not of who does the work."""
-        same = dataclasses.replace(self, train=dataclasses.replace(self.train, **_BY_WHOM))
+        same = dataclasses.replace(self, train=dataclasses.replace(self.train, **BY_WHOM))
         return hashlib.sha256("\n".join([same.to_json(), *more]).encode()).hexdigest()[:16]
 
 
@@ -166,10 +257,13 @@ def resolve(dataset: str, overrides: Mapping[str, Any] | str | None = None) -> C
     method = wanted.get("method", "csc")
     if not isinstance(method, str) or method not in methods():
         raise BadConfig(f"method '{method}' is not known; choose one of {', '.join(methods())}")
-    own = _yaml(_ROOT / "methods" / "config" / f"{method}.yaml")
+    own = _method(method)
+    like = _method(own["like"]) if "like" in own else {}  # a variant: the settings of another method, and its own
     preset = dataset if (_ROOT / "presets" / f"{dataset}.yaml").is_file() else _FALLBACK_PRESET
     layers = (
         _yaml(_ROOT / "presets" / f"{preset}.yaml"),
+        like.get("settings", {}),
+        like.get("datasets", {}).get(preset, {}),
         own.get("settings", {}),
         own.get("datasets", {}).get(preset, {}),
         wanted,
@@ -187,10 +281,19 @@ def resolve(dataset: str, overrides: Mapping[str, Any] | str | None = None) -> C
     return config
 
 
+def learns_like(method: str) -> str:
+    """The method whose code a method runs: itself, or the one that it is a variant of."""
+    return str(_method(method).get("like", method))
+
+
+def _method(name: str) -> dict[str, Any]:
+    return _yaml(_ROOT / "methods" / "config" / f"{name}.yaml")
+
+
 @cache
 def methods() -> dict[str, str]:
     """The learning methods by name, with one line on each; known without importing any of them."""
-    files = sorted((_ROOT / "methods" / "config").glob("*.yaml"))
+    files = sorted((_ROOT / "methods" / "config").glob("*.yaml"), key=lambda file: file.stem)
     return {file.stem: str(_yaml(file)["description"]) for file in files}
 
 
@@ -227,7 +330,9 @@ def _from_json(text: str) -> dict[str, Any]:
 
 @cache
 def _yaml(path: Path) -> dict[str, Any]:
-    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    # The compiled loader is many times faster, and every step of a run reads all methods.
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    content = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
     return content if isinstance(content, dict) else {}
 
 
@@ -322,9 +427,39 @@ def _check_ranges(config: Config) -> None:
         "cigcn.rank": 0,
         "features.views": 0,
         "max_entropy.beta": 0,
+        "memory.per_class": 0,
+        "memory.total": 0,
+        "memory.batch_size": 0,
+        "memory.weight": 0,
+        "train.clip": 0,
+        "oewc.weight": 0,
+        "oewc.samples": 1,
+        "oewc.batch_size": 1,
+        "podnet.spatial": 0,
+        "podnet.flat": 0,
+        "derpp.alpha": 0,
+        "derpp.beta": 0,
+        "agcn.relations": 0,
+        "agcn.width": 1,
+        "krt.width": 1,
+        "krt.heads": 1,
+        "krt.init_std": 0,
+        "krt.tokens": 0,
+        "krt.labels_per_image": 0,
+        "krt.of_classes": 1,
+        "l2p.pool": 1,
+        "l2p.length": 1,
+        "l2p.chosen": 1,
         "seed": 0,
+        "held_out": 0,
     }
-    between = {"loss.alpha": (0, 1), "threshold": (0, 1), "train.pct_start": (0, 1)}
+    between = {
+        "loss.alpha": (0, 1),
+        "threshold": (0, 1),
+        "train.pct_start": (0, 1),
+        "oewc.gamma": (0, 1),
+        "krt.threshold": (0, 1),
+    }
     values = config.flat()
     for key, low in at_least.items():
         if values[key] != "auto" and not values[key] >= low:
@@ -342,6 +477,8 @@ def _check_ranges(config: Config) -> None:
 
 def _check_combinations(config: Config) -> None:
     """Refuse settings that contradict each other."""
+    if config.held_out == 1:
+        raise BadConfig("held_out=1: holds out all training images; 5 holds out a fifth of them")
     if config.features.views and not config.backbone.frozen:
         raise BadConfig(
             f"features.views={config.features.views}: maps of a backbone that learns go stale; set backbone.frozen=true"
@@ -352,5 +489,22 @@ def _check_combinations(config: Config) -> None:
         )
     if config.cigcn.rank and config.cigcn.correlation != "G->S":
         raise BadConfig(f"cigcn.rank={config.cigcn.rank}: needs cigcn.correlation=G->S, a counted matrix has no rank")
+    if config.krt.width % config.krt.heads:
+        raise BadConfig(f"krt.width={config.krt.width}: expected a multiple of krt.heads={config.krt.heads}")
+    if config.l2p.chosen > config.l2p.pool:
+        raise BadConfig(f"l2p.chosen={config.l2p.chosen}: the pool has {config.l2p.pool} prompts")
+    _check_memory(config.memory)
     if config.backbone.output_stride not in (8, 16, 32):
         raise BadConfig(f"backbone.output_stride={config.backbone.output_stride}: expected 8, 16 or 32")
+
+
+def _check_memory(memory: Memory) -> None:
+    """Refuse a memory without a size, or with one that its sampler cannot keep."""
+    if memory.sampler == "none":
+        return
+    if bool(memory.per_class) == bool(memory.total):
+        raise BadConfig(
+            f"memory.per_class={memory.per_class}, memory.total={memory.total}: give one of them, and only one"
+        )
+    if memory.sampler in ("reservoir", "prs", "ocdm") and not memory.total:
+        raise BadConfig(f"memory.sampler={memory.sampler}: keeps a fixed number of images, so set memory.total")

@@ -3,6 +3,8 @@
 model.safetensors   all weights
 model.json          the card: what the model is and how it came to be
 training.json       what training looked like, epoch by epoch
+method.safetensors  what the method keeps for later tasks, if anything (Fisher information, threshold, …)
+memory.parquet      exemplars that the method replays: places of images, labels, logits; only if it does
 optimizer.safetensors  only with `release_quirks.persist_optimizer`
 """
 
@@ -17,11 +19,27 @@ from csc.errors import BadModel
 from csc.scenario import Scenario
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
     from csc.nets.network import Network
 
-__all__ = ["FORMAT", "ModelCard", "fingerprint", "load_network", "read_card", "save_network"]
+__all__ = [
+    "FORMAT",
+    "MEMORY",
+    "METHOD_STATE",
+    "ModelCard",
+    "fingerprint",
+    "load_network",
+    "load_tensors",
+    "read_card",
+    "save_network",
+    "save_tensors",
+]
 
 FORMAT = 1
+METHOD_STATE, MEMORY = "method.safetensors", "memory.parquet"
 
 
 @dataclass(frozen=True)
@@ -43,6 +61,11 @@ class ModelCard:
     code_version: str
     format: int = FORMAT
 
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """How many classes each task so far has brought."""
+        return Scenario.parse(self.scenario).sizes(len(self.classes))
+
     def settings(self) -> Config:
         """The configuration the model was trained with."""
         return resolve(Scenario.parse(self.scenario).dataset, self.config)
@@ -50,11 +73,29 @@ class ModelCard:
 
 def save_network(network: "Network", card: ModelCard, folder: Path) -> None:
     """Write weights and card into an existing folder."""
+    save_tensors(network.state_dict(), folder / "model.safetensors")
+    (folder / "model.json").write_text(json.dumps(asdict(card), indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def save_tensors(tensors: "Mapping[str, Tensor]", path: Path) -> None:
+    """Write named tensors as safetensors."""
     from safetensors.torch import save_file
 
-    weights = {name: value.detach().cpu().contiguous() for name, value in network.state_dict().items()}
-    save_file(weights, folder / "model.safetensors")
-    (folder / "model.json").write_text(json.dumps(asdict(card), indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, path)
+
+
+def load_tensors(path: Path) -> "dict[str, Tensor]":
+    """Read named tensors; none if there is no such file."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    if not path.is_file():
+        return {}
+    try:
+        tensors: dict[str, Tensor] = load_file(path)
+        return tensors
+    except (OSError, SafetensorError) as error:
+        raise BadModel(f"{path}: not readable as safetensors ({error})") from None
 
 
 def read_card(folder: Path) -> ModelCard:
@@ -82,14 +123,15 @@ def load_network(folder: Path, *, map_channels: int = 0) -> tuple["Network", Mod
     from safetensors.torch import load_file
 
     from csc.nets.backbone import StoredBackbone, build_backbone
-    from csc.nets.network import Network, build_head
+    from csc.nets.network import Network, build_head, with_prompts
 
     card = read_card(folder)
     config = card.settings()
     try:
         weights = load_file(folder / "model.safetensors")
-        backbone = StoredBackbone({}, map_channels) if map_channels else build_backbone(config.backbone)
-        network = Network(backbone, build_head(config, backbone.channels, len(card.classes)), card.mean, card.std)
+        stored = StoredBackbone({}, map_channels) if map_channels else None
+        backbone = stored or with_prompts(config, build_backbone(config.backbone))
+        network = Network(backbone, build_head(config, backbone.channels, card.groups), card.mean, card.std)
         network.load_state_dict(weights)
     except (OSError, SafetensorError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0]
@@ -98,8 +140,10 @@ def load_network(folder: Path, *, map_channels: int = 0) -> tuple["Network", Mod
 
 
 def fingerprint(folder: Path) -> str:
-    """SHA-256 of weights and card: equal for equal models."""
+    """SHA-256 of weights, card and what else later tasks build on: equal for equal models."""
     digest = hashlib.sha256()
-    for name in ("model.safetensors", "model.json"):
-        digest.update((folder / name).read_bytes())
+    for name in ("model.safetensors", "model.json", METHOD_STATE, MEMORY):
+        path = folder / name
+        if name in ("model.safetensors", "model.json") or path.is_file():
+            digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -2,11 +2,12 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -20,10 +21,11 @@ from csc.data.maps import map_batches
 from csc.data.partial import View
 from csc.distributed import Group, alone, together
 from csc.errors import BadConfig, BadData
+from csc.memory import Memory, joined
 from csc.methods import method
-from csc.methods.base import Method, Step
+from csc.methods.base import Method, Replay, Step
 from csc.nets.correlation import statistical_cm
-from csc.nets.network import Network
+from csc.nets.network import Network, Outputs
 from csc.progress import Progress
 
 __all__ = ["EpochLog", "Precision", "Trainer", "confidences", "memory_format", "place", "seed_everything"]
@@ -87,6 +89,8 @@ class Trainer:
         title: how the progress line names the task.
         checkpoint: file that keeps the state between epochs.
         features: place of cached feature maps that stand in for images; none if empty.
+        memory: exemplars of earlier tasks, as this task may see them.
+        state: what the method kept of earlier tasks.
         group: the processes that train together; alone by default.
         on_epoch: called with (epoch from 0, log) after each epoch that is finished here.
     """
@@ -102,6 +106,8 @@ class Trainer:
     frozen_parameters: tuple[str, ...] = ()
     optimizer_state: Path | None = None
     features: str = ""
+    memory: Memory | None = None
+    state: Mapping[str, Tensor] = field(default_factory=dict)
     group: Group = field(default_factory=alone)
     on_epoch: Callable[[int, EpochLog], None] = lambda epoch, log: None
 
@@ -109,7 +115,10 @@ class Trainer:
         if len(self.view) < 2:
             raise BadData(f"{self.title}: one training image; batch-norm needs at least two")
         self.device = self.group.device
-        self.method: Method = method(self.config)
+        self.method: Method = method(self.config, self.state)
+        self.own = len(self.view)  # rows of the task itself; exemplars come after them
+        if self.memory is not None:
+            self._add(self.memory)
         self.group.prepare(self.network)
         place(self.network, self.config, self.device)
         if self.prior is not None:
@@ -123,11 +132,12 @@ class Trainer:
         self.learner = self.group.learner(cast(nn.Module, compiled))
         # Of plain cached maps the prior model always says the same, so it is asked once.
         fixed = self.prior is not None and self.features and not self.config.input.augment
-        self.prior_logits = self._prior_logits() if fixed else None
+        self.prior_logits = self.logits_of_prior() if fixed and not self.method.looks_inside else None
 
     def run(self) -> list[EpochLog]:
         """Train all epochs, taking up an earlier try where its last checkpoint ends; return one log per epoch."""
-        if self.config.head == "ci_gcn" and self.config.cigcn.correlation != "G->S":
+        self.method.begin(self)
+        if any(name == "statistical_cm" for name, _ in self.network.head.named_buffers()):
             self._count_correlations()
         key = self.config.fingerprint(self.view.fingerprint, str(self.task), *self.view.classes)
         keeper = Checkpoint(self.checkpoint, key, self.network, self.optimizer, self.scheduler, self.precision.scaler)
@@ -143,7 +153,49 @@ class Trainer:
                 keeper.save(log)
                 progress.epoch(epoch, {name: log[-1][name] for name in self._names})
                 self.on_epoch(epoch, log[-1])
+        self.method.finish(self)
         return log
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """All seen classes, old ones first."""
+        return self.view.classes
+
+    def logits_of_prior(self) -> Tensor:
+        """What the prior model says of every training image as it is, exemplars included."""
+        assert self.prior is not None
+        return self._answers(self.prior, range(len(self.view))).to(self.device)
+
+    def logits(self, rows: Sequence[int]) -> Tensor:
+        """What the network says now of some training images, as they are."""
+        return self._answers(self.network.eval(), rows)
+
+    def pooled_features(self) -> Tensor:
+        """The pooled last maps of the task's own images (rows, channels), in evaluation mode."""
+        network = self.network.eval()
+        return self._answers(lambda images: network.features(images).mean(dim=(2, 3)), range(self.own))
+
+    def plain_batches(self, size: int, most: int) -> Iterator[Batch]:
+        """The task's own images without augmentation, drawn at random, at most so many."""
+        rows = np.random.default_rng([self._seed, 3]).permutation(self.own)[:most].tolist()
+        parts = [rows[start : start + size] for start in range(0, len(rows), size)]
+        for batch in _plain_batches(self.view, parts, self.config, self.features, self.device):
+            yield batch.to(self.device)
+
+    def _answers(self, function: Callable[[Tensor], Tensor], rows: Sequence[int]) -> Tensor:
+        found = _over(function, self.view, rows, self.config, self.features, self.group)
+        return torch.cat([values for _, values in found])
+
+    def _add(self, memory: Memory) -> None:
+        """Put the exemplars behind the task's own images, with what is known of their labels and logits."""
+        shape = self.own, len(self.view.classes)
+        own, nothing = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape)
+        own[:, -self.new :] = True
+        stored = torch.arange(shape[1]) < torch.from_numpy(memory.stored).unsqueeze(1)
+        self.known = torch.cat([own, torch.from_numpy(memory.known_mask())]).to(self.device)
+        self.stored_logits = torch.cat([nothing, torch.from_numpy(memory.logits)]).to(self.device)
+        self.stored = torch.cat([nothing.bool(), stored]).to(self.device)
+        self.view = joined(self.view, memory)
 
     def _epoch(self, epoch: int, batches: Batches, progress: Progress) -> EpochLog:
         """One pass over the view; the terms are added up on the device and read once, at the end."""
@@ -153,10 +205,10 @@ class Trainer:
         total: dict[str, Tensor] = {}
         for start in range(0, len(order), self.config.train.accumulate):
             parts = order[start : start + self.config.train.accumulate]
-            for name, value in self._step(batches, [len(rows) for rows in parts]).items():
+            for name, value in self._step(batches, [list(map(len, rows)) for rows in parts]).items():
                 total[name] = total[name] + value if name in total else value
             if self.group.is_main:
-                progress.advance(epoch, sum(map(len, parts)))
+                progress.advance(epoch, sum(len(rows[0]) for rows in parts))
         self._names = tuple(total)
         means = {name: float(value) / self.steps for name, value in total.items()}
         seconds = time.monotonic() - started
@@ -177,7 +229,7 @@ class Trainer:
         }
         save_file(moments, path)
 
-    def _step(self, batches: Batches, sizes: list[int]) -> dict[str, Tensor]:
+    def _step(self, batches: Batches, sizes: list[list[int]]) -> dict[str, Tensor]:
         """One update from one batch, or from several that are accumulated; the terms stay on the device."""
         self.optimizer.zero_grad(set_to_none=True)
         total: dict[str, Tensor] = {}
@@ -189,60 +241,79 @@ class Trainer:
                 self.precision.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             for name, value in terms.items():
                 total[name] = total.get(name, 0) + value.detach() / len(sizes)
+        if self.config.train.clip:
+            self.precision.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self.network.parameters(), self.config.train.clip)
         self.precision.scaler.step(self.optimizer)
         self.precision.scaler.update()
         if self.scheduler is not None:
             self.scheduler.step()
         return total
 
-    def _terms(self, batch: Batch, size: int) -> dict[str, Tensor]:
-        """The loss terms of a batch of `size` rows, of which this process may hold a part."""
-        with self.precision.autocast:
-            logits, prior_logits = self._logits(batch)
-        whole = self.group.whole
-        step = Step(
-            whole(logits, size),
-            whole(batch.targets, size),
-            self.new,
-            whole(prior_logits, size) if prior_logits is not None else None,
-        )
-        return self.method.loss(step)
+    def _terms(self, batch: Batch, sizes: list[int]) -> dict[str, Tensor]:
+        """The loss terms of a batch, of which this process may hold a part.
 
-    def _logits(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """Logits of the learner and, if there is one, of the prior model; a frozen backbone is shared by the two."""
-        images = batch.images
+        Args:
+            batch: rows of the task, then those of each draw from the memory.
+            sizes: how many of each there are in all processes.
+        """
+        parts = [len(self.group.part(range(size))) for size in sizes]
+        with self.precision.autocast:
+            learner, prior = self._outputs(batch, parts[0])
+            inside = self.method.distances(_first(learner, parts[0]), prior) if self.method.looks_inside else {}
+
+        def whole(values: Tensor) -> list[Tensor]:
+            """The rows of all processes: those of the task, then those of each draw."""
+            pieces = zip(torch.split(values, parts), sizes, strict=True)
+            return [self.group.whole(piece, size) for piece, size in pieces]
+
+        logits, targets = whole(learner.logits.float()), whole(batch.targets)
+        of_task = {name: self.group.whole(values.float(), sizes[0]) for name, values in inside.items()}
+        prior_logits = self.group.whole(prior.logits.float(), sizes[0]) if prior is not None else None
+        known: Tensor | None = None
+        replays: tuple[Replay, ...] = ()
+        if self.memory is not None:
+            rows = whole(batch.rows.to(self.device))
+            tables = (self.known, self.stored_logits, self.stored)
+            draws = zip(logits[1:], targets[1:], rows[1:], strict=True)
+            replays = tuple(Replay(z, y, *(table[drawn] for table in tables)) for z, y, drawn in draws)
+            known = self.known[rows[0]] if self.config.memory.replay == "concat" else None
+        step = Step(logits[0], targets[0], self.new, prior_logits, known, of_task, replays)
+        return self.method.loss(step) | self.method.penalty(self.network)
+
+    def _outputs(self, batch: Batch, own: int) -> tuple[Outputs, Outputs | None]:
+        """What the learner says of all images, and the prior model of the task's; they share a frozen backbone."""
+        images, inside = batch.images, self.method.looks_inside
         if self.config.backbone.frozen:
             with torch.no_grad():
                 images = self.network.features(images)  # maps, which pass through the networks below as they are
+        learner = _as_outputs(self.learner(images, inside))
         if self.prior_logits is not None:
-            return self.learner(images).float(), self.prior_logits[batch.rows]
+            return learner, _as_outputs(self.prior_logits[batch.rows[:own]])
         if self.prior is None:
-            return self.learner(images).float(), None
-        with torch.inference_mode():
-            prior_logits = self.prior(images).float()
-        return self.learner(images).float(), prior_logits.clone()  # an inference tensor may not enter the graph
+            return learner, None
+        with torch.no_grad(), torch.inference_mode(not inside):
+            prior = _as_outputs(self.prior(images[:own], inside))
+        return learner, prior if inside else _as_outputs(prior.logits.clone())  # the graph takes no inference tensor
 
     def _count_correlations(self) -> None:
         """Fill the head's statistical matrix from the task's labels and the prior model's scores."""
-        labels = torch.from_numpy(self.view.targets())
+        labels = torch.from_numpy(self.view.targets()[: self.own])
         matrix = self.network.head.get_buffer("statistical_cm")
         if self.config.labels == "seen":  # nothing is hidden: all classes are counted alike
             matrix.copy_(statistical_cm(labels))
             return
         old = len(self.view.classes) - self.new
-        prior_logits = self._prior_logits().cpu() if self.prior is not None else None
+        prior_logits = self.logits_of_prior()[: self.own].cpu() if self.prior is not None else None
         prior_cm = matrix[:old, :old].cpu().clone() if old else None
         matrix.copy_(statistical_cm(labels[:, old:], prior_logits, prior_cm))
 
-    def _prior_logits(self) -> Tensor:
-        """What the prior model says of every image of the view, as it is."""
-        assert self.prior is not None
-        batches = _logits_of(self.prior, self.view, self.config, self.features, self.group)
-        return torch.cat([logits for _, logits in batches]).to(self.device)
-
     def _batches(self, epochs: range) -> Batches:
         """This process's part of all batches of the given epochs."""
-        plan = [(epoch, [self.group.part(rows) for rows in self._order(epoch)]) for epoch in epochs]
+        plan = [
+            (epoch, [[row for rows in step for row in self.group.part(rows)] for step in self._order(epoch)])
+            for epoch in epochs
+        ]
         if self.features:
             return map_batches(self.view, self.features, plan, self._seed, augmented=self.config.input.augment)
         return training_batches(
@@ -259,14 +330,35 @@ class Trainer:
     def _seed(self) -> int:
         return self.config.seed * 1_000 + self.task
 
-    def _order(self, epoch: int) -> list[list[int]]:
-        shuffle = not self.config.release_quirks.no_shuffle
-        return order(len(self.view), self.config.train.batch_size, self._seed, epoch, shuffle=shuffle)
+    def _order(self, epoch: int) -> list[tuple[list[int], ...]]:
+        """Of each step of an epoch the task's rows and, if exemplars are drawn beside them, those of each draw."""
+        settings, shuffle = self.config.memory, not self.config.release_quirks.no_shuffle
+        aside = self.memory is not None and settings.replay == "batch"
+        rows = self.own if aside else len(self.view)
+        steps = order(rows, self.config.train.batch_size, self._seed, epoch, shuffle=shuffle)
+        if not aside:
+            return [(step,) for step in steps]
+        random = np.random.default_rng([self._seed, epoch, 2])
+        exemplars = len(self.view) - self.own
+        size = min(settings.batch_size or self.config.train.batch_size, exemplars)
+        # Each draw has row numbers of its own, a multiple of the view's length away, and so its own augmentation.
+        draws = iter(range(len(self.view), len(self.view) * (1 + len(steps) * self.method.draws), len(self.view)))
+        return [
+            (
+                step,
+                *(
+                    (random.choice(exemplars, size, replace=False) + self.own + next(draws)).tolist()
+                    for _ in range(self.method.draws)
+                ),
+            )
+            for step in steps
+        ]
 
     def _freeze(self) -> None:
         if self.config.backbone.frozen:
             self.network.backbone.requires_grad_(False)
-        for name in self.frozen_parameters:
+        frozen = self.method.frozen(self.network) if self.task > 1 else ()
+        for name in (*self.frozen_parameters, *frozen):
             self.network.get_parameter(name).requires_grad_(False)
 
     def _train_mode(self) -> None:
@@ -335,27 +427,45 @@ def confidences(
     """
     group = group or alone()
     place(network, config, group.device).eval()
-    for rows, logits in _logits_of(network, view, config, features, group):
+    for rows, logits in _over(network, view, range(len(view)), config, features, group):
         yield rows, logits.sigmoid()
 
 
-def _logits_of(
-    network: Network, view: View, config: Config, features: str, group: Group
+def _over(
+    function: Callable[[Tensor], Tensor],
+    view: View,
+    rows: Sequence[int],
+    config: Config,
+    features: str,
+    group: Group,
 ) -> Iterator[tuple[Tensor, Tensor]]:
+    """What a function says of some images of a view, batch by batch; every process of the group gets all of it."""
     size = 2 * config.train.batch_size * group.world
-    whole = [range(start, min(start + size, len(view))) for start in range(0, len(view), size)]
+    whole = [rows[start : start + size] for start in range(0, len(rows), size)]
     parts = [group.part(rows) for rows in whole]
-    if features:
-        batches = map_batches(view, features, [(0, parts)], 0, augmented=False)
-    else:
-        batches = evaluation_batches(
-            view,
-            parts,
-            size=config.input.size,
-            decode=config.input.decode,
-            workers=workers_for(config.train.workers, group.device),
-        )
-    for rows, batch in zip(whole, batches, strict=True):
+    for rows, batch in zip(whole, _plain_batches(view, parts, config, features, group.device), strict=True):
         with torch.inference_mode():
-            logits = network(batch.to(group.device).images).float()
-            yield torch.tensor(rows), group.whole(logits, len(rows)).cpu()
+            values = function(batch.to(group.device).images).float()
+            yield torch.tensor(rows), group.whole(values, len(rows)).cpu()
+
+
+def _plain_batches(
+    view: View, parts: Sequence[Sequence[int]], config: Config, features: str, device: torch.device
+) -> Batches:
+    """Batches of the given rows, without augmentation."""
+    if features:
+        return map_batches(view, features, [(0, parts)], 0, augmented=False)
+    workers = workers_for(config.train.workers, device)
+    return evaluation_batches(view, parts, size=config.input.size, decode=config.input.decode, workers=workers)
+
+
+def _as_outputs(answer: Tensor | Outputs) -> Outputs:
+    """Logits alone as outputs of which nobody asks for more."""
+    return answer if isinstance(answer, Outputs) else Outputs(answer, answer, (), None)
+
+
+def _first(outputs: Outputs, rows: int) -> Outputs:
+    """The outputs of the first rows."""
+    logits, representation, stages, pull = outputs
+    first = tuple(stage[:rows] for stage in stages)
+    return Outputs(logits[:rows], representation[:rows], first, None if pull is None else pull[:rows])

@@ -39,6 +39,7 @@ RUNTIME = "torch-distributed"
 NODE = "node"  # how the runtime calls its job and its container
 UNBUFFERED = {"name": "PYTHONUNBUFFERED", "value": "1"}
 INPUTS = ("split", "train_view", "prior")
+PLUGIN = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_ID", "MLFLOW_RUN_ID", "MLFLOW_WORKSPACE")
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 POLL_SECONDS = 10.0
 PATIENCE = 30  # looks in a row that may see nothing
@@ -122,7 +123,7 @@ def train_job(name: str, folder: Path, settings: Train, pod: Pod, own: Mapping[s
         "args": ["csc.steps.train:learn", str(folder / "arguments.json")],
         "numNodes": settings.nodes,
         "numProcPerNode": _processes_per_node(settings, pod),
-        "env": list({item["name"]: item for item in [UNBUFFERED, *(pod.get("env") or [])]}.values()),
+        "env": list({item["name"]: item for item in [UNBUFFERED, *_injected(), *(pod.get("env") or [])]}.values()),
         "resourcesPerNode": pod.get("resources"),
     }
     spec = {
@@ -146,6 +147,12 @@ def train_job(name: str, folder: Path, settings: Train, pod: Pod, own: Mapping[s
         "metadata": {"name": name, "labels": {"app.kubernetes.io/part-of": "csc"}},
         "spec": {"runtimeRef": {"name": RUNTIME}, "trainer": _present(trainer), "runtimePatches": [patch]},
     }
+
+
+def _injected() -> list[dict[str, str]]:
+    """What KFP's MLflow plugin has put into this container, of which the pipeline knows nothing; no login among it."""
+    found = {name: os.environ.get(name, "") for name in PLUGIN}
+    return [{"name": name, "value": value} for name, value in found.items() if value and "@" not in value]
 
 
 def _present(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,12 +2,13 @@
 
 import contextlib
 import fcntl
+import os
 import shutil
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from csc.bench.command import RECORD
 from csc.cli import use_workdir
@@ -16,14 +17,20 @@ from csc.config import parse_overrides, resolve
 from csc.data.dataset import Dataset
 from csc.data.digits import VERSION
 from csc.errors import BadData, BadScenario
+from csc.pipelines.profile import SHIPPED, read_profile, run_defaults
+from csc.pipelines.window import Window
 from csc.scenario import CLASS_COUNTS, Scenario
 from csc.storage import absolute, exists, join, read_json, write_bytes
 from csc.tracking import model_name
 
-__all__ = ["COMPILE", "RUN"]
+if TYPE_CHECKING:
+    from csc.pipelines.local import LocalRun
+
+__all__ = ["COMPILE", "RUN", "alone", "class_count", "overrides_of", "scenario_arguments"]
 
 
-def _scenario_arguments(parser: ArgumentParser) -> None:
+def scenario_arguments(parser: ArgumentParser, profile: str = "local") -> None:
+    """Declare what every command that makes a pipeline takes."""
     parser.add_argument("scenario", help="<data set>-b<base classes>c<classes per task>, for instance digits-b0c2")
     parser.add_argument(
         "--data", metavar="PLACE", help="folder or s3:// of a data set made by 'csc ingest' (digits make themselves)"
@@ -31,16 +38,20 @@ def _scenario_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--method", help="learning method (default: csc; 'csc methods' lists them)")
     parser.add_argument("--seed", type=int, help="of all random choices (default: 0)")
     parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], dest="overrides", help="a setting")
+    parser.add_argument("--tasks", metavar="A-B", help="only these, from the registered model before them: 3-5, 3-, -2")
+    parser.add_argument(
+        "--profile", default=profile, help=f"YAML file, or one of {', '.join(SHIPPED)} (default: {profile})"
+    )
 
 
-def _overrides(arguments: Namespace) -> dict[str, Any]:
+def overrides_of(arguments: Namespace) -> dict[str, Any]:
     """What the command line sets."""
     overrides = parse_overrides(arguments.overrides)
     given = {"method": arguments.method, "seed": arguments.seed}
     return overrides | {key: value for key, value in given.items() if value is not None}
 
 
-def _class_count(scenario: Scenario, data: str | None) -> int:
+def class_count(scenario: Scenario, data: str | None) -> int:
     """How many classes the tasks are cut from: those of the data set if it is at hand, else the benchmark's."""
     if data is not None and exists(join(data, "dataset.json")):
         dataset = Dataset.open(data)
@@ -59,72 +70,94 @@ def _class_count(scenario: Scenario, data: str | None) -> int:
 
 
 def _compile_arguments(parser: ArgumentParser) -> None:
-    _scenario_arguments(parser)
+    scenario_arguments(parser)
     parser.add_argument("-o", "--output", metavar="FILE", required=True, help="YAML file to write")
 
 
 def _compile(arguments: Namespace) -> int:
     scenario = Scenario.parse(arguments.scenario)
-    classes, overrides = _class_count(scenario, arguments.data), _overrides(arguments)
+    classes, overrides = class_count(scenario, arguments.data), overrides_of(arguments)
     resolve(scenario.dataset, overrides)
+    window = Window.parse(arguments.tasks, scenario, classes)
+    profile = read_profile(arguments.profile)
     if not arguments.output.endswith((".yaml", ".yml")):
         raise BadData(f"-o {arguments.output}: expected a file name that ends in .yaml")
     print(scenario.announcement(classes))
     from csc.pipelines.scenario import compile_pipeline
 
-    compile_pipeline(scenario, classes, Path(arguments.output), overrides)
+    compile_pipeline(scenario, classes, Path(arguments.output), overrides, profile, window)
     print(f"wrote {arguments.output}")
     return 0
 
 
 def _run_arguments(parser: ArgumentParser) -> None:
-    _scenario_arguments(parser)
+    scenario_arguments(parser)
     parser.add_argument("--workdir", default="work", metavar="DIR", help="folder of runs and results (default: work)")
     parser.add_argument("--verbose", action="store_true", help="show all output of the steps")
+    parser.add_argument(
+        "--runner",
+        choices=["forked", "subprocess", "docker"],
+        default="forked",
+        help="steps are forks of one process (default), fresh processes, or containers of their images",
+    )
 
 
 def _run(arguments: Namespace) -> int:
     scenario = Scenario.parse(arguments.scenario)
-    overrides = _overrides(arguments)
+    overrides = overrides_of(arguments)
     config = resolve(scenario.dataset, overrides)
+    profile = read_profile(arguments.profile)
+    os.environ.update(profile.env | ({"MLFLOW_TRACKING_URI": profile.tracking.uri} if profile.tracking.uri else {}))
     workdir = use_workdir(arguments.workdir)
-    if arguments.data is None and scenario.dataset != "digits":
+    place = arguments.data or run_defaults(profile, scenario).get("data")
+    if place is None and scenario.dataset != "digits":
         raise BadData(
             f"csc run {scenario.name}: --data is missing; make a data set with 'csc ingest' and name its folder"
         )
-    data = absolute(arguments.data or workdir / "data" / f"digits-{VERSION}")
-    classes = _class_count(scenario, data)
+    data = absolute(place or workdir / "data" / f"digits-{VERSION}")
+    classes = class_count(scenario, data)
+    window = Window.parse(arguments.tasks, scenario, classes)
     print(scenario.announcement(classes), flush=True)  # nonsense is refused before anything is written
     from csc.pipelines.local import StepCrashed, run_compiled
     from csc.pipelines.scenario import compile_pipeline, pipeline_name
-    from csc.report.page import with_speed
 
-    with _alone(workdir):
+    with alone(workdir):
         package = workdir / f"{pipeline_name(scenario)}.yaml"
-        compile_pipeline(scenario, classes, package, overrides)
+        compile_pipeline(scenario, classes, package, overrides, profile, window)
         checkpoints = workdir / "checkpoints" / config.fingerprint(scenario.name, data)  # not those of other runs
         inputs = {"data": data, "config": config.to_json(), "checkpoints": str(checkpoints)}
         try:
-            run = run_compiled(package, inputs, workdir, verbose=arguments.verbose)
+            told = {"verbose": arguments.verbose, "first_task": window.first, "runner": arguments.runner}
+            run = run_compiled(package, inputs, workdir, **told)
         except StepCrashed as error:
             print(error, file=sys.stderr)
             return 1
         shutil.rmtree(checkpoints, ignore_errors=True)  # all tasks are registered, nothing is left to take up
     page = workdir / f"{scenario.name}-{config.method}-seed{config.seed}.html"
-    measured = workdir / RECORD
+    alias = "final" if window.last == window.total else f"task-{window.last:02d}"
+    _tell(run, page, f"models:/{model_name(scenario.name, config.method)}@{alias}", arguments.workdir)
+    if window.last < window.total:
+        print(f"next      the same command with --tasks {window.last + 1}-")
+    return 0
+
+
+def _tell(run: "LocalRun", page: Path, model: str, workdir: str) -> None:
+    """Write the report into the work folder and say where everything is."""
+    from csc.report.page import with_speed
+
+    measured = page.parent / RECORD
     text = run.page.read_text(encoding="utf-8")
     write_bytes(page, (with_speed(text, read_json(measured)) if measured.is_file() else text).encode())
     print(f"\n{run.table}\n")
     if run.reused:
         print(f"reused from earlier runs: {len(run.reused)} of {len(run.reused) + len(run.seconds)} steps")
     print(f"report    {page}")
-    print(f"model     models:/{model_name(scenario.name, config.method)}@final")
-    print(f"MLflow    csc ui --workdir {arguments.workdir}")
-    return 0
+    print(f"model     {model}")
+    print(f"MLflow    csc ui --workdir {workdir}")
 
 
 @contextlib.contextmanager
-def _alone(workdir: Path) -> Iterator[None]:
+def alone(workdir: Path) -> Iterator[None]:
     """Let only one run at a time use a work folder."""
     try:
         workdir.mkdir(parents=True, exist_ok=True)

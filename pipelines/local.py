@@ -14,22 +14,37 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Literal, TextIO
 
 from kfp import components, local
+from kfp.dsl.base_component import BaseComponent
 
 from csc.errors import CscError
+from csc.pipelines.containers import docker_runner
+from csc.pipelines.forked import forked_steps
 from csc.tracking import tracking_uri
 
-__all__ = ["LocalRun", "StepCrashed", "StepRefused", "run_compiled"]
+__all__ = [
+    "COLOUR",
+    "OUR_ERROR",
+    "LocalRun",
+    "Runner",
+    "StepCrashed",
+    "StepRefused",
+    "heard",
+    "log_of",
+    "ready",
+    "run_compiled",
+]
 
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _KFP = re.compile(r"\d\d:\d\d:\d\d\.\d{3} - (?P<level>[A-Z]+) - (?P<message>.*)")
 _STARTED = re.compile(r"Executing task '(?P<name>[^']+)'")
 _ENDED = re.compile(r"Task '(?P<name>[^']+)' finished with status (?P<status>\w+)")
 _REUSED = re.compile(r"Task '?(?P<name>[^' ]+)'? cache hit")
-_OUR_ERROR = re.compile(r"\s*csc\.errors\.\w+: (?P<message>.*)")
+OUR_ERROR = re.compile(r"\s*csc\.errors\.\w+: (?P<message>.*)")
 _WORTH_SHOWING = re.compile(r"\s*(task \d|data: )")  # how our steps begin their lines; the rest is in the log
+Runner = Literal["forked", "subprocess", "docker"]
 _PER_TASK = ("split-labels", "build-dataset", "train", "evaluate", "register")
 
 
@@ -47,9 +62,9 @@ class Narrator(io.TextIOBase):
     It counts how often each step was seen, so it can tell the task a step belongs to.
     """
 
-    def __init__(self, out: TextIO, log: TextIO, *, verbose: bool) -> None:
+    def __init__(self, out: TextIO, log: TextIO, *, verbose: bool, first_task: int = 1) -> None:
         self.out, self.log, self.verbose = out, log, verbose
-        self.seen: Counter[str] = Counter()
+        self.seen: Counter[str] = Counter(dict.fromkeys(_PER_TASK, first_task - 1))
         self.reused: list[str] = []
         self.seconds: dict[str, float] = {}
         self.error: str | None = None
@@ -66,7 +81,7 @@ class Narrator(io.TextIOBase):
         """Take output piece by piece and pass it on line by line."""
         *lines, self._pending = (self._pending + text).split("\n")
         for line in lines:
-            self._line(_COLOUR.sub("", line))
+            self._line(COLOUR.sub("", line))
         return len(text)
 
     def reuse(self, name: str) -> None:
@@ -87,7 +102,7 @@ class Narrator(io.TextIOBase):
         if message := _KFP.match(line):
             self._message(message["message"])
             return
-        if error := _OUR_ERROR.match(line):
+        if error := OUR_ERROR.match(line):
             self.error = error["message"]
         self.tail = [*self.tail[-30:], line]
         if not self.verbose and _WORTH_SHOWING.match(line):
@@ -120,12 +135,12 @@ class _CacheHits(logging.Handler):
         self.narrator = narrator
 
     def emit(self, record: logging.LogRecord) -> None:
-        if hit := _REUSED.search(_COLOUR.sub("", record.getMessage())):
+        if hit := _REUSED.search(COLOUR.sub("", record.getMessage())):
             self.narrator.reuse(hit["name"])
 
 
 @contextlib.contextmanager
-def _heard(narrator: Narrator) -> Iterator[None]:
+def heard(narrator: Narrator) -> Iterator[None]:
     """Route kfp's output and its cache messages through the narrator."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
@@ -156,7 +171,15 @@ def _cache_of(workdir: Path, tracking: str) -> Path:
     return cache
 
 
-def run_compiled(package: Path, arguments: Mapping[str, str], workdir: Path, *, verbose: bool = False) -> LocalRun:
+def run_compiled(
+    package: Path,
+    arguments: Mapping[str, str],
+    workdir: Path,
+    *,
+    verbose: bool = False,
+    first_task: int = 1,
+    runner: Runner = "forked",
+) -> LocalRun:
     """Execute a compiled pipeline file; finished steps of earlier tries are reused.
 
     Args:
@@ -164,26 +187,60 @@ def run_compiled(package: Path, arguments: Mapping[str, str], workdir: Path, *, 
         arguments: run-time arguments of the pipeline.
         workdir: folder of outputs, cache and logs.
         verbose: show all output, not only what matters.
+        first_task: number of the pipeline's first task.
+        runner: whether a step is a fork of a process that has imported everything, a fresh process in this
+            environment, or one in a container of its image.
     """
+    with ready(package, arguments, workdir, runner) as pipeline:
+        return _execute(pipeline, package, arguments, workdir, verbose, first_task)
+
+
+@contextlib.contextmanager
+def ready(package: Path, arguments: Mapping[str, str], workdir: Path, runner: Runner) -> Iterator[BaseComponent]:
+    """Set kfp up to run on this machine, and give the compiled pipeline to call; see `run_compiled`."""
     os.environ.setdefault("PYTHONUNBUFFERED", "1")  # the steps inherit it, and their lines come as they are printed
-    local.init(
-        local.SubprocessRunner(use_venv=False),
-        pipeline_root=str(workdir / "pipeline"),
-        enable_caching=True,
-        cache_root=str(_cache_of(workdir, tracking_uri())),
-    )
-    pipeline = components.load_component_from_file(str(package))
+    with contextlib.ExitStack() as stack:
+        if runner == "docker":
+            how = stack.enter_context(docker_runner(package, arguments, workdir))
+        else:
+            how = local.SubprocessRunner(use_venv=False)
+        if runner == "forked":
+            stack.enter_context(forked_steps())
+        local.init(
+            how,
+            pipeline_root=str(workdir / "pipeline"),
+            enable_caching=True,
+            cache_root=str(_cache_of(workdir, tracking_uri())),
+        )
+        yield components.load_component_from_file(str(package))
+
+
+def log_of(package: Path, workdir: Path) -> Path:
+    """The file for all output of a run that begins now."""
     log = workdir / "logs" / f"{package.stem}-{time.strftime('%Y%m%d-%H%M%S')}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
+    return log
+
+
+def _execute(
+    pipeline: BaseComponent,
+    package: Path,
+    arguments: Mapping[str, str],
+    workdir: Path,
+    verbose: bool,
+    first_task: int,
+) -> LocalRun:
+    """Let kfp run the pipeline as it was told to, and listen."""
+    log = log_of(package, workdir)
     with log.open("w", encoding="utf-8") as file:
-        narrator = Narrator(sys.stdout, file, verbose=verbose)
+        narrator = Narrator(sys.stdout, file, verbose=verbose, first_task=first_task)
         try:
-            with _heard(narrator):
+            with heard(narrator):
                 outputs = pipeline(**arguments).outputs
         except RuntimeError as error:
             if narrator.error is not None:
                 raise StepRefused(narrator.error) from None
             shown = "\n".join(line for line in narrator.tail if line.strip())
-            raise StepCrashed(f"{shown}\n{_COLOUR.sub('', str(error))}; the whole log is {log}") from None
+            raise StepCrashed(f"{shown}\n{COLOUR.sub('', str(error))}; the whole log is {log}") from None
     page = Path(outputs["page"].path)
     return LocalRun(outputs["table"], page, tuple(narrator.reused), narrator.seconds)

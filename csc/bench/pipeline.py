@@ -51,7 +51,11 @@ def _watched_run(folder: Path) -> dict[str, dict[str, float]]:
         environment.pop(name, None)
     command = [sys.executable, "-m", "csc", "run", "digits-b0c2", "--workdir", str(folder / "work")]
     done = subprocess.run(
-        [*command, "--set", "train.epochs=1"], env=environment, capture_output=True, text=True, check=False
+        [*command, "--set", "train.epochs=1", "--runner", "subprocess"],  # as on a cluster, each in its own process
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         raise CscError(f"bench pipeline: the run failed: {done.stderr.strip() or done.stdout[-300:]}")

@@ -19,7 +19,8 @@ __all__ = ["install"]
 
 HEAVY = ("torch", "timm", "torchvision", "mlflow", "kfp", "numpy")
 WATCHED = {  # what a step spends its time on, by where it is implemented
-    "csc.tracking": ("tracking", ["fetch_model", "finish_scenario", "package_model", "Tracker"]),
+    "csc.tracking": ("tracking", ["fetch_model", "finish_scenario", "Tracker"]),
+    "csc.packaging": ("tracking", ["package_model"]),
     "csc.training": ("computing", ["Trainer.run", "confidences"]),
 }
 

@@ -66,7 +66,7 @@ class _Case:
 
     def network(self, classes: int) -> Network:
         backbone = build_backbone(self.config.backbone)
-        return Network(backbone, build_head(self.config, backbone.channels, classes), (0.5,) * 3, (0.5,) * 3)
+        return Network(backbone, build_head(self.config, backbone.channels, (classes,)), (0.5,) * 3, (0.5,) * 3)
 
     def ours(self, task: int) -> Work:
         """The trainer's own step."""
@@ -88,7 +88,7 @@ class _Case:
         trainer._train_mode()
         images = self.images.contiguous(memory_format=torch.channels_last)  # as the loader makes them
         batch = Batch(images, self.targets[:, : old + NEW], torch.arange(size))
-        return lambda: trainer._step(Batches(batch for _ in range(1)), [size])
+        return lambda: trainer._step(Batches(batch for _ in range(1)), [[size]])
 
     def limit(self, *, prior: bool) -> Work:
         """The passes of the backbone alone, in the same memory format."""

@@ -111,53 +111,61 @@ def _levels(pixels: Pixels) -> Image.Image:
     return Image.frombuffer("L", (pixels.size, 1), pixels, "raw", "L", 0, 1)
 
 
-def _sheared(pixels: Pixels, slope: float) -> Pixels:
-    """Shift each row by `slope` times its distance from the upper edge, with cubic interpolation along the row.
+def _sheared(pixels: Pixels, slope: float, axis: int) -> Pixels:
+    """Move each line along an axis by `slope` times its distance from the edge, with cubic interpolation on the line.
 
-    The result is that of Pillow's affine transform, whose interpolation across the rows does nothing here. It is
+    The result is that of Pillow's affine transform, whose interpolation across the lines does nothing here. It is
     computed in the same order and in double precision, since Pillow cuts off fractions and does not round them.
     """
     height, width, _ = pixels.shape
-    shift = slope * (np.arange(height) + 0.5)[:, None]
+    down, across = np.arange(float(height))[:, None], np.repeat(np.arange(float(width)), 3)[None]
+    along, lines = (down, across) if axis == 0 else (across, down)
+    shift = slope * (lines + 0.5)
     whole = np.floor(shift)
-    left, right = max(0, 1 - int(whole.min())), max(0, 2 + int(whole.max()))
-    padded = np.empty((height, left + width + right, 3), np.int16)
-    padded[:, left : left + width] = pixels
-    padded[:, :left] = pixels[:, :1]
-    padded[:, left + width :] = pixels[:, -1:]
-    starts = np.arange(left - 1, padded.size // 3, left + width + right) + whole[:, 0].astype(int)
-    rows = np.lib.stride_tricks.sliding_window_view(padded.reshape(-1), 3 * (width + 3))[3 * starts]
-    before, here, after, last = (rows[:, 3 * tap : 3 * (tap + width)] for tap in range(4))
-    column = np.arange(float(width))
-    place = (column + 0.5) + shift  # (height, width): where in the old row the middle of a new pixel lies
-    outside = (place < 0) | (place >= width)
-    place -= 0.5
-    place -= column + whole
-    way = np.repeat(place, 3, axis=1)  # (height, 3 width): from `here` to `after`
+    way = (along + 0.5) + shift  # (height, 3 width): where on the old line the middle of a new pixel lies
+    outside = way >= pixels.shape[axis] if slope > 0 else way < 0
+    way -= 0.5
+    way -= along
+    way -= whole  # from `here` to `after`
+    skewed = _skewed(pixels, (whole[0, ::3] if axis == 0 else whole[:, 0]).astype(int).tolist(), axis)
+    taps = (skewed[tap : tap + height] if axis == 0 else skewed[:, tap : tap + width] for tap in range(4))
+    before, here, after, last = (tap.reshape(height, -1) for tap in taps)
     rise = here - before
-    bend = rise - after + last
-    value = bend.astype(float)
+    bend = rise - after
+    bend += last
+    value = bend * way
+    bend += rise
+    value -= bend
     value *= way
-    value -= (bend + rise).astype(float)
+    value += after - before
     value *= way
-    value += (after - before).astype(float)
-    value *= way
-    value += here.astype(float)
-    sheared: Pixels = value.astype(np.int16).clip(0, 255).astype(np.uint8).reshape(pixels.shape)
-    sheared[outside] = GREY
-    return sheared
+    value += here
+    sheared: Pixels = value.astype(np.int16).clip(0, 255).astype(np.uint8)
+    np.copyto(sheared, GREY[0], where=outside)
+    return sheared.reshape(pixels.shape)
 
 
-def _transposed(pixels: Pixels) -> Pixels:
-    return np.array(Image.fromarray(pixels).transpose(Image.Transpose.TRANSPOSE))
+def _skewed(pixels: Pixels, shifts: list[int], axis: int) -> NDArray[np.int16]:
+    """Move each line along an axis by whole pixels; one more in front, two more behind, the last ones repeated."""
+    before, behind = (max(0, extra + max(sign * shifts[0], sign * shifts[-1])) for sign, extra in ((-1, 1), (1, 2)))
+    first, last = pixels.take([0], axis), pixels.take([-1], axis)
+    padded = np.concatenate([np.repeat(first, before, axis), pixels, np.repeat(last, behind, axis)], axis)
+    shape = [side + 3 * (axis == number) for number, side in enumerate(pixels.shape)]
+    skewed = np.empty(shape, np.int16)
+    old, new = padded.swapaxes(1, axis), skewed.swapaxes(1, axis)  # (lines, along them, 3)
+    ends = [line for line in range(1, len(shifts)) if shifts[line] != shifts[line - 1]]
+    for line, end in zip([0, *ends], [*ends, len(shifts)], strict=True):
+        start = before - 1 + shifts[line]
+        new[line:end] = old[line:end, start : start + new.shape[1]]
+    return skewed
 
 
 def _shear_x(pixels: Pixels, magnitude: float, rng: np.random.Generator) -> Pixels:
-    return _sheared(pixels, _signed(magnitude, rng))
+    return _sheared(pixels, _signed(magnitude, rng), axis=1)
 
 
 def _shear_y(pixels: Pixels, magnitude: float, rng: np.random.Generator) -> Pixels:
-    return _transposed(_sheared(_transposed(pixels), _signed(magnitude, rng)))
+    return _sheared(pixels, _signed(magnitude, rng), axis=0)
 
 
 def _shifted(pixels: Pixels, distance: float, axis: int) -> Pixels:
@@ -214,15 +222,16 @@ def _sharpness(pixels: Pixels, magnitude: float, rng: np.random.Generator) -> Pi
 def _smoothed(pixels: Pixels) -> Pixels:
     """Mean of the 3 by 3 neighbours with weight 5 for the middle one; the border stays. No mean is halfway."""
     wide = pixels.astype(np.uint16)
-    across = wide[:, :-2] + wide[:, 1:-1]
-    across += wide[:, 2:]
-    middle = wide[1:-1, 1:-1]
-    middle *= 4
-    for row in range(3):
-        middle += across[row : row + len(middle)]
-    middle += 6
-    middle //= 13
-    return wide.astype(np.uint8)
+    columns = wide[:-2] + wide[1:-1]
+    columns += wide[2:]
+    total = wide[1:-1, 1:-1] * np.uint16(4)
+    total += 6
+    for column in range(3):
+        total += columns[:, column : column + total.shape[1]]
+    total //= 13
+    smoothed = pixels.copy()
+    smoothed[1:-1, 1:-1] = total
+    return smoothed
 
 
 def _brightness(pixels: Pixels, magnitude: float, rng: np.random.Generator) -> Pixels:
@@ -234,7 +243,15 @@ def _invert(pixels: Pixels, _magnitude: float, _: np.random.Generator) -> Pixels
 
 
 def _autocontrast(pixels: Pixels, _magnitude: float, _: np.random.Generator) -> Pixels:
-    return np.array(ImageOps.autocontrast(Image.fromarray(pixels)))
+    """Spread the values of each colour over the whole range; a colour of one value stays."""
+    rows = pixels.reshape(len(pixels), -1)
+    lowest, highest = rows.min(axis=0).reshape(-1, 3).min(axis=0), rows.max(axis=0).reshape(-1, 3).max(axis=0)
+    tables = np.tile(_VALUES, (3, 1))
+    for table, low, high in zip(tables, lowest.tolist(), highest.tolist(), strict=True):
+        if high > low:
+            scale = 255.0 / (high - low)
+            table[:] = (_VALUES * scale - low * scale).clip(0, 255)
+    return np.array(Image.fromarray(pixels).point(tables.ravel().tolist()))
 
 
 def _equalize(pixels: Pixels, _magnitude: float, _: np.random.Generator) -> Pixels:

@@ -1,6 +1,7 @@
 """Arrow columns to and from numpy, by their buffers.
 
-Arrow's own conversions look for pandas and import it when it is installed, which takes longer than a whole step here.
+Arrow's own conversions look for pandas and import it when it is installed, which takes longer than a whole step here;
+its casts import its library of functions, which takes as long as Arrow itself.
 """
 
 from collections.abc import Sequence
@@ -33,7 +34,10 @@ def to_numpy(column: pa.Array | pa.ChunkedArray) -> Array:
     """
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     if pa.types.is_boolean(array.type):
-        return to_numpy(array.cast(pa.uint8())).astype(bool)
+        if len(array) == 0:
+            return np.empty(0, bool)
+        bits = np.unpackbits(np.frombuffer(array.buffers()[1], np.uint8), bitorder="little")
+        return bits[array.offset : array.offset + len(array)].view(bool)
     dtype = np.dtype(str(array.type).replace("float", "f4").replace("double", "f8"))
     if len(array) == 0:
         return np.empty(0, dtype)

@@ -1,7 +1,8 @@
 """From a view to batches: decode, squash-resize, augment, each image into its place in the batch.
 
 Every random choice is a function of (seed, epoch, row), never of a process, a thread or of time: any number of workers
-gives the same batches, and a resumed epoch the same as the first try.
+gives the same batches, and a resumed epoch the same as the first try. A row that is shown again in the same epoch gets
+a number beyond the view, which is taken modulo its length: the image is the same, the augmentation another.
 """
 
 import io
@@ -164,13 +165,15 @@ class _Images:
         epoch, rows = key
         images = torch.empty((len(rows), self.size, self.size, 3), dtype=torch.uint8)
         places = images.numpy()
+        count = len(self.places)
         for place, row in zip(places, rows, strict=True):
-            place[...] = self._image(row)
+            place[...] = self._image(row % count)
         if self.seed is not None:
             for place, row in zip(places, rows, strict=True):
                 place[...] = augment(place, np.random.default_rng([self.seed, epoch, row]))
-        targets = torch.from_numpy(self.targets[list(rows)].astype(np.float32))
-        return Batch(images.permute(0, 3, 1, 2), targets, torch.tensor(rows, dtype=torch.int64))
+        own = [row % count for row in rows]
+        targets = torch.from_numpy(self.targets[own].astype(np.float32))
+        return Batch(images.permute(0, 3, 1, 2), targets, torch.tensor(own, dtype=torch.int64))
 
     def _image(self, row: int) -> Pixels:
         if self.kept is None:

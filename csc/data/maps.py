@@ -55,7 +55,11 @@ class _Reader:
 
     def _batch(self, rows: Sequence[int], shown: Sequence[int]) -> Batch:
         """The maps of some rows: float16 in channels-last memory."""
+        count = len(self.places)
         maps = torch.empty((len(rows), self.height, self.width, self.channels), dtype=torch.float16)
         for target, row in zip(maps.numpy(), rows, strict=True):
-            target[...] = self.shards[shown[row]].map(*self.places[row])
-        return Batch(maps.permute(0, 3, 1, 2), self.targets[list(rows)], torch.tensor(rows, dtype=torch.int64))
+            again, image = divmod(row, count)  # of a row that is shown again in the epoch, the next view
+            number = (shown[image] - 1 + again) % self.views + 1 if self.views else 0
+            target[...] = self.shards[number].map(*self.places[image])
+        images = [row % count for row in rows]
+        return Batch(maps.permute(0, 3, 1, 2), self.targets[images], torch.tensor(images, dtype=torch.int64))

@@ -7,14 +7,14 @@ shards and carries their place, so that whoever reads a view never needs the dat
 
 import json
 import os
+import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from csc.data.columns import from_numpy, strings, to_numpy
@@ -45,11 +45,17 @@ class View:
         """Multi-hot labels, one row per image."""
         labels = self.table["labels"].combine_chunks()
         dense = np.zeros((len(self), len(self.classes)), dtype=bool)
-        dense[to_numpy(pc.list_parent_indices(labels)), to_numpy(labels.flatten())] = True
+        offsets = to_numpy(labels.offsets)
+        rows = np.repeat(np.arange(len(self)), np.diff(offsets))
+        dense[rows, to_numpy(labels.values[offsets[0] : offsets[-1]])] = True
         return dense
 
+    def where(self, kept: np.ndarray[Any, np.dtype[np.bool_]]) -> "View":
+        """Only the images that a mask keeps."""
+        return replace(self, table=self.table.filter(from_numpy(kept)))
 
-def train_view(dataset: Dataset, task: Task, *, labels: str = "task") -> View:
+
+def train_view(dataset: Dataset, task: Task, *, labels: str = "task", held_out: int = 0) -> View:
     """The training images of a task.
 
     Args:
@@ -57,9 +63,12 @@ def train_view(dataset: Dataset, task: Task, *, labels: str = "task") -> View:
         task: which increment.
         labels: `task` shows the labels of the new classes only; `seen` shows those of all classes so far, which only
             the upper bound may ask for.
+        held_out: of so many training images one is left out, to be tested on; 0 for none.
     """
     shown = {"task": task.new, "seen": task.seen}[labels]
     view = _view(dataset, "train", member=shown, shown=shown, seen=task.seen)
+    if held_out:
+        view = view.where(~_held_out(view, held_out))
     if len(view) == 0:
         raise BadData(
             f"{dataset.place}: no training image for task {task.index}; none has one of its classes {', '.join(shown)}"
@@ -67,17 +76,31 @@ def train_view(dataset: Dataset, task: Task, *, labels: str = "task") -> View:
     return view
 
 
-def test_view(dataset: Dataset, task: Task) -> View:
-    """The test images of a task: those with any class seen so far, with all seen labels."""
-    view = _view(dataset, "test", member=task.seen, shown=task.seen, seen=task.seen)
+def test_view(dataset: Dataset, task: Task, *, held_out: int = 0) -> View:  # noqa: PT028  # no test, a view
+    """The test images of a task: those with any class seen so far, with all seen labels.
+
+    With `held_out`, the training images that `train_view` leaves out take the place of the test images, which then
+    have no say in whatever is being chosen.
+    """
+    split = "train" if held_out else "test"
+    view = _view(dataset, split, member=task.seen, shown=task.seen, seen=task.seen)
+    if held_out:
+        view = view.where(_held_out(view, held_out))
     if len(view) == 0:
         raise BadData(f"{dataset.place}: no test image for task {task.index}; none has a class seen so far")
     return view
 
 
+def _held_out(view: View, every: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which images are held out: by their names alone, so the same ones for every task and order."""
+    return np.array([zlib.crc32(name.encode()) % every == 0 for name in view.table["image_id"].to_pylist()], bool)
+
+
 def _view(dataset: Dataset, split: str, member: Sequence[str], shown: Sequence[str], seen: Sequence[str]) -> View:
     if len(seen) > MOST_CLASSES:
         raise BadData(f"{dataset.place}: {len(seen):,} classes; a task view can hold {MOST_CLASSES:,}")
+    import pyarrow.compute as pc  # half of Arrow's time to import: not for those who only read views
+
     table = dataset.labels()
     table = table.filter(pc.equal(table["split"], strings([split])[0]))
     rows, values = _pairs(table["labels"], shown)
@@ -99,6 +122,8 @@ def _view(dataset: Dataset, split: str, member: Sequence[str], shown: Sequence[s
 
 def _pairs(column: pa.ChunkedArray, classes: Sequence[str]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """(row, index into `classes`) of every label in `column` that is one of `classes`."""
+    import pyarrow.compute as pc  # as above
+
     lists = column.combine_chunks()
     index = pc.index_in(lists.flatten(), value_set=strings(classes))
     known = to_numpy(pc.is_valid(index))

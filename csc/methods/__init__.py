@@ -6,13 +6,18 @@ A method says what it needs (a prior model, a start from scratch) and turns one 
 
 import importlib
 import pkgutil
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeVar
 
+from csc.config import learns_like
+
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from csc.config import Config
     from csc.methods.base import Method
 
-__all__ = ["method", "register", "registered"]
+__all__ = ["kind_of", "method", "register", "registered"]
 
 _REGISTRY: "dict[str, type[Method]]" = {}
 Kind = TypeVar("Kind", bound="type[Method]")
@@ -33,6 +38,11 @@ def registered() -> "dict[str, type[Method]]":
     return dict(sorted(_REGISTRY.items()))
 
 
-def method(config: "Config") -> "Method":
-    """The method that a configuration names."""
-    return registered()[config.method](config)
+def kind_of(config: "Config") -> "type[Method]":
+    """The class of the method that a configuration names; variants share the class of what they are like."""
+    return registered()[learns_like(config.method)]
+
+
+def method(config: "Config", state: "Mapping[str, Tensor] | None" = None) -> "Method":
+    """The method that a configuration names, with what it kept of earlier tasks."""
+    return kind_of(config)(config, state)

@@ -7,15 +7,26 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 __all__ = ["asymmetric_loss", "binary_cross_entropy", "max_entropy"]
 
 
-def binary_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean over images and classes of -[y log p + (1-y) log(1-p)]; targets may be soft."""
-    return binary_cross_entropy_with_logits(logits, targets)
+def binary_cross_entropy(logits: Tensor, targets: Tensor, known: Tensor | None = None) -> Tensor:
+    """Mean over images and classes of -[y log p + (1-y) log(1-p)]; targets may be soft.
+
+    With `known`, the mean over the entries that it marks; 0 if it marks none.
+    """
+    if known is None:
+        return binary_cross_entropy_with_logits(logits, targets)
+    total = binary_cross_entropy_with_logits(logits, targets, weight=known.to(logits.dtype), reduction="sum")
+    return total / known.sum().clamp(min=1)
 
 
 def asymmetric_loss(
-    logits: Tensor, targets: Tensor, gamma_pos: float = 0.0, gamma_neg: float = 4.0, clip: float = 0.05
+    logits: Tensor,
+    targets: Tensor,
+    known: Tensor | None = None,
+    gamma_pos: float = 0.0,
+    gamma_neg: float = 4.0,
+    clip: float = 0.05,
 ) -> Tensor:
-    """Sum over images and classes of -[y (1-p)^γ₊ log p + (1-y) p_m^γ₋ log(1-p_m)], with p_m = max(p - clip, 0).
+    """Sum over images and (known) classes of -[y (1-p)^γ₊ log p + (1-y) p_m^γ₋ log(1-p_m)], p_m = max(p - clip, 0).
 
     The focusing weights carry no gradient.
     """
@@ -25,6 +36,8 @@ def asymmetric_loss(
     with torch.no_grad():
         certainty = targets * p + (1 - targets) * negative
         weight = (1 - certainty) ** (gamma_pos * targets + gamma_neg * (1 - targets))
+        if known is not None:
+            weight = weight * known
     return -(likelihood * weight).sum()
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -10,9 +10,10 @@ from csc.config import Backbone as BackboneConfig
 from csc.errors import BadConfig, BadModel
 from csc.storage import sha256_file
 
-__all__ = ["Backbone", "Initialisation", "StoredBackbone", "build_backbone", "initialise", "normalisation"]
+__all__ = ["Backbone", "Initialisation", "Inside", "StoredBackbone", "build_backbone", "initialise", "normalisation"]
 
 COCO_CLASSES = 80
+STAGES = 4  # whose outputs `Backbone.inside` gives
 LEAKY_NAMES = ("ms_coco", "mscoco", "coco_tresnet", "tresnet_m_224_21k")
 
 
@@ -31,6 +32,14 @@ class Initialisation:
         return self.kind if self.kind == "scratch" else f"{self.kind} {self.source}{digest}{leak}"
 
 
+class Inside(NamedTuple):
+    """What a backbone computes on the way to its maps."""
+
+    maps: Tensor  # (B, channels, h, w), the last stage
+    stages: tuple[Tensor, ...]  # (B, c, h, w) each, the maps being the last
+    pull: Tensor | None  # (B,), of a pool of prompts
+
+
 class Backbone(nn.Module):
     """A timm model that maps normalised images to its last feature map (B, channels, h, w)."""
 
@@ -41,7 +50,24 @@ class Backbone(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Feature maps; token sequences and channel-last maps are brought to the same layout."""
-        maps: Tensor = self.net.forward_features(images)
+        return self._laid_out(self.net.forward_features(images))
+
+    def inside(self, images: Tensor) -> Inside:
+        """Feature maps and the outputs of the last stages, heard where timm says a stage ends."""
+        heard: list[Tensor] = []
+        names = dict.fromkeys(info["module"] for info in self.net.feature_info[-STAGES:])
+        ears = [
+            self.net.get_submodule(name).register_forward_hook(lambda _, __, output: heard.append(output))
+            for name in names
+        ]
+        try:
+            maps = self(images)
+        finally:
+            for ear in ears:
+                ear.remove()
+        return Inside(maps, (*(self._laid_out(stage) for stage in heard[:-1]), maps), None)
+
+    def _laid_out(self, maps: Tensor) -> Tensor:
         if maps.ndim == 3:  # (B, tokens, C): a transformer; class and register tokens have no place
             maps = maps[:, getattr(self.net, "num_prefix_tokens", 0) :]
             side = round(maps.shape[1] ** 0.5)

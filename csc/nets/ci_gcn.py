@@ -64,6 +64,10 @@ class CIGCN(nn.Module):
 
     def forward(self, maps: Tensor) -> Tensor:
         """(B, features, h, w) → logits (B, n)."""
+        return self.represented(maps)[0]
+
+    def represented(self, maps: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits, and the class nodes (B, n, D2) that the graph's part of them is read from."""
         F = maps.flatten(2).transpose(1, 2).contiguous()  # (B, P, features), P = h·w places; channels-last maps as is
         S = self.class_maps(F)  # (B, P, n)
         y_cls = S.amax(dim=1) if self.config.pooling == "max" else S.mean(dim=1)
@@ -73,7 +77,7 @@ class CIGCN(nn.Module):
         nodes = V2 if self.config.plain else V0 + V2
         y_gcn = (nodes * self.output.weight).sum(dim=2) + self.output.bias  # each class reads its own node
         total: Tensor = y_cls + y_gcn
-        return total / 2 if self.config.fusion == "mean" else total
+        return total / 2 if self.config.fusion == "mean" else total, nodes
 
     def masks(self, S: Tensor) -> Tensor:
         """Normalise the class activation maps (B, P, n) to masks of the same shape."""

@@ -32,6 +32,6 @@ def grow(head: Head, classes: int, *, reset_biases: bool = False) -> Head:
 
 
 def grown_parameters(smaller: nn.Module, larger: nn.Module) -> list[str]:
-    """Names of the parameters whose shape depends on the number of classes."""
-    before = dict(smaller.named_parameters())
-    return [name for name, value in larger.named_parameters() if before[name].shape != value.shape]
+    """Names of the parameters that came with the new classes, or whose shape depends on how many there are."""
+    before = {name: value.shape for name, value in smaller.named_parameters()}
+    return [name for name, value in larger.named_parameters() if before.get(name) != value.shape]

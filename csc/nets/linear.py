@@ -19,5 +19,9 @@ class LinearHead(nn.Module):
 
     def forward(self, maps: Tensor) -> Tensor:
         """(B, features, h, w) → logits (B, classes)."""
-        logits: Tensor = self.linear(maps.mean(dim=(2, 3)))
-        return logits
+        return self.represented(maps)[0]
+
+    def represented(self, maps: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits, and the pooled features (B, features) that they are read from."""
+        pooled = maps.mean(dim=(2, 3))
+        return self.linear(pooled), pooled

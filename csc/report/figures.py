@@ -12,7 +12,7 @@ from typing import Any
 from csc.report.paper import paper_numbers
 from csc.report.run import Run, TaskResult, printable
 
-__all__ = ["ap_heatmap", "confidence", "curve", "escape", "precision_recall_bars", "speed", "theme"]
+__all__ = ["ap_heatmap", "confidence", "curve", "curves", "escape", "precision_recall_bars", "speed", "theme"]
 
 WIDTH = 860
 SERIES = {"mAP": "first", "CF1": "second", "OF1": "third"}
@@ -39,6 +39,9 @@ _DARK = {
     "heat": "#a9d1ff",
     "on-heat": "#0c1116",
 }
+# Of many lines: colours that stay apart on light and dark ground, then the same dashed.
+_LINES = ("#0b7fd4", "#e0680f", "#12936c", "#c0448f", "#8a6d00", "#7b5fd6", "#d23c3c", "#5f7d8c")
+_DASHES = ("none", "7 4", "2 3")
 _RULES = """
 .csc-figure { background: var(--surface); font: 12px system-ui, "Segoe UI", "Helvetica Neue", Arial, sans-serif;
   font-variant-numeric: tabular-nums; max-width: 100%; height: auto; }
@@ -101,6 +104,37 @@ def curve(run: Run) -> str:
     spread = _spread([y for y, _, _ in ends], gap=15, lowest=bottom)
     marks += [_text(right + 10, y + 4, label, css) for y, (_, label, css) in zip(spread, ends, strict=True)]
     return _svg(WIDTH, bottom + 46, "mAP, CF1 and OF1 after each task", marks)
+
+
+def curves(lines: Mapping[str, Sequence[float]], seen: Sequence[int]) -> str:
+    """Draw the mAP of several methods over the number of classes seen, each named at its end.
+
+    Args:
+        lines: by name, a value per task.
+        seen: classes after each task.
+    """
+    left, right, top = 46, WIDTH - 210, 14
+    bottom = max(300, top + 15 * len(lines))
+    span = max(seen[-1] - seen[0], 1)
+    xs = [right - (right - left - 16) * (seen[-1] - count) / span for count in seen]
+    marks = [_percent_grid(left, right, top, bottom), *_ticks(xs, [str(count) for count in seen], bottom)]
+    marks.append(_text((left + right) / 2, bottom + 38, "classes seen", "muted", "middle"))
+    ends = []
+    for index, (name, values) in enumerate(lines.items()):
+        colour = _LINES[index % len(_LINES)]
+        dashes = _DASHES[index // len(_LINES) % len(_DASHES)]
+        ys = [_percent_y(value, top, bottom) for value in values]
+        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(xs, ys, strict=True))
+        marks.append(f'<polyline class="line" stroke="{colour}" stroke-dasharray="{dashes}" points="{points}"/>')
+        for x, y, count, value in zip(xs, ys, seen, values, strict=True):
+            tip = _title(f"{name}, {count} classes: mAP {value:.1f}")
+            marks.append(f'<circle class="dot" fill="{colour}" cx="{x:.1f}" cy="{y:.1f}" r="4">{tip}</circle>')
+        ends.append((ys[-1], f"{_cut(name, 24)} {values[-1]:.1f}", colour, name))
+    spread = _spread([y for y, *_ in ends], gap=15, lowest=bottom)
+    for y, (_, label, colour, name) in zip(spread, ends, strict=True):
+        marks.append(f'<rect fill="{colour}" x="{right + 10}" y="{y - 5:.1f}" width="9" height="9" rx="2"/>')
+        marks.append(_text(right + 25, y + 4, label, "small", title=name))
+    return _svg(WIDTH, bottom + 46, "mAP after each task", marks)
 
 
 def ap_heatmap(run: Run) -> str:

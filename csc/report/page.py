@@ -9,7 +9,7 @@ from csc.report.paper import NUMBERS, paper_numbers
 from csc.report.run import Run
 from csc.report.table import METRICS, averages, comparison, facts, notes
 
-__all__ = ["render", "with_speed"]
+__all__ = ["page_of", "render", "table_row", "with_speed"]
 
 _STYLE = """
 * { box-sizing: border-box; }
@@ -40,6 +40,9 @@ th:first-child, td:first-child { padding-left: 0; text-align: left; }
 th.text, td.text { text-align: left; width: 36%; }
 thead th, tbody tr:last-child td { border-bottom-color: var(--muted); }
 tfoot td { font-weight: 600; border-bottom: 0; }
+.study { font-size: 13px; }
+.study th, .study td { white-space: nowrap; padding-left: 8px; }
+.study th:first-child, .study td:first-child { padding-left: 0; }
 figure { margin: 14px 0 0; overflow-x: auto; }
 svg { display: block; }
 @media (max-width: 700px) { figure .csc-figure { max-width: none; } }
@@ -47,21 +50,29 @@ svg { display: block; }
 """
 
 
-def render(run: Run) -> str:
-    """Return the whole page."""
-    title = f"{escape(run.scenario)} · {escape(run.method)}"
+def page_of(title: str, body: str) -> str:
+    """Return a whole page around the HTML of its body."""
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8"/>
 <meta name="viewport" content="width=device-width, initial-scale=1"/>
-<title>{title}</title>
+<title>{escape(title)}</title>
 <style>{figures.theme(":root")}{_STYLE}</style>
 </head>
 <body>
 <main>
-<h1>{title}</h1>
-{_facts(run)}
+<h1>{escape(title)}</h1>
+{body}
+</main>
+</body>
+</html>
+"""
+
+
+def render(run: Run) -> str:
+    """Return the page of a run."""
+    body = f"""{_facts(run)}
 {_numbers(run)}
 {_comparison(run)}
 <h2>Course of the run</h2>
@@ -81,11 +92,8 @@ is what it has lost by the end.</p>
 <h2>Confidence after the last task</h2>
 <p>Absent labels to the right of the threshold are false positives: {run.last.metrics["FPR"]:.1f} % of all absent labels
 here. Counts are on a logarithmic scale.</p>
-<figure>{figures.confidence(run)}</figure>
-</main>
-</body>
-</html>
-"""
+<figure>{figures.confidence(run)}</figure>"""
+    return page_of(f"{run.scenario} · {run.method}", body)
 
 
 def with_speed(page: str, records: Sequence[Mapping[str, Any]]) -> str:
@@ -126,16 +134,16 @@ def _comparison(run: Run) -> str:
     apart = f"The paper stands on its own weights and data, this run on those named above.{remarks}"
     if len(papers) == 1:
         return f'<p class="note">In small print: {escape(papers[0][0])}. {apart}</p>'
-    head = _row("th", ["", *NUMBERS.values()])
-    body = "".join(_row("td", [label, *numbers]) for label, numbers in comparison(run))
+    head = table_row("th", ["", *NUMBERS.values()])
+    body = "".join(table_row("td", [label, *numbers]) for label, numbers in comparison(run))
     table = f'<div class="wide"><table class="beside"><thead>{head}</thead><tbody>{body}</tbody></table></div>'
     return f'{table}<p class="note">{apart}</p>'
 
 
 def _tasks(run: Run) -> str:
-    head = _row("th", ["task", "new classes", "seen", "train images", "test images", *METRICS], text={1})
+    head = table_row("th", ["task", "new classes", "seen", "train images", "test images", *METRICS], text={1})
     body = "\n".join(
-        _row(
+        table_row(
             "td",
             [
                 str(task.task),
@@ -149,12 +157,12 @@ def _tasks(run: Run) -> str:
         )
         for task in run.tasks
     )
-    foot = _row("td", ["average", "", "", "", "", *(averages(run).get(name, "") for name in METRICS)])
+    foot = table_row("td", ["average", "", "", "", "", *(averages(run).get(name, "") for name in METRICS)])
     sections = f"<thead>{head}</thead>\n<tbody>{body}</tbody>\n<tfoot>{foot}</tfoot>"
     return f'<div class="wide"><table class="tasks">{sections}</table></div>'
 
 
-def _row(tag: str, cells: Sequence[str], text: set[int] | frozenset[int] = frozenset()) -> str:
+def table_row(tag: str, cells: Sequence[str], text: set[int] | frozenset[int] = frozenset()) -> str:
     """Write one table row; columns in `text` are set to the left."""
     css = [' class="text"' if column in text else "" for column in range(len(cells))]
     return "<tr>" + "".join(f"<{tag}{c}>{escape(cell)}</{tag}>" for c, cell in zip(css, cells, strict=True)) + "</tr>"

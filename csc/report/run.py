@@ -51,6 +51,7 @@ class Run:
         data_fingerprint: of the data set, in hex.
         code_version: of this library.
         tasks: the finished tasks, at least one.
+        held_out: not 0 if it was tested on held-out training images, of so many images one.
     """
 
     scenario: str
@@ -60,6 +61,7 @@ class Run:
     data_fingerprint: str
     code_version: str
     tasks: tuple[TaskResult, ...]
+    held_out: int = 0
 
     def __post_init__(self) -> None:
         if not self.tasks:

@@ -7,7 +7,19 @@ from collections.abc import Sequence
 from csc.report.paper import NUMBERS, paper_rows
 from csc.report.run import Run, TaskResult, printable
 
-__all__ = ["METRICS", "averages", "comparison", "facts", "markdown_table", "notes", "shortened", "text_table"]
+__all__ = [
+    "METRICS",
+    "aligned",
+    "averages",
+    "comparison",
+    "escape_markdown",
+    "facts",
+    "markdown_table",
+    "notes",
+    "shortened",
+    "text_table",
+    "width_of",
+]
 
 WIDTH = 100
 METRICS = ("mAP", "CF1", "OF1", "FPR", "forgetting")
@@ -20,18 +32,18 @@ def text_table(run: Run) -> str:
     header = ["task", "new classes", "seen", "train", "test", *METRICS]
     rows = [[*_counts(task), *_numbers(task)] for task in run.tasks]
     average = ["average", "", "", "", "", *(averages(run).get(name, "") for name in METRICS)]
-    widths = [max(_width(row[column]) for row in [header, *rows, average]) for column in range(len(header))]
+    widths = [max(width_of(row[column]) for row in [header, *rows, average]) for column in range(len(header))]
     room = WIDTH - 2 - sum(widths) + widths[1] - len(GAP) * (len(widths) - 1)
     widths[1] = min(widths[1], max(room, len(header[1])))
     for row, task in zip(rows, run.tasks, strict=True):
         row[0] = row[0].rjust(len(header[0]))
         row[1] = shortened(task.new, widths[1])
-    tasks = [_aligned(row, widths, left=2) for row in [header, *rows, average]]
+    tasks = [aligned(row, widths, left=2) for row in [header, *rows, average]]
     beside = [["", *NUMBERS.values()], *([label, *numbers] for label, numbers in comparison(run))]
-    beside_widths = [max(_width(row[column]) for row in beside) for column in range(len(beside[0]))]
-    last_and_average = [_aligned(row, beside_widths, left=1) for row in beside]
+    beside_widths = [max(width_of(row[column]) for row in beside) for column in range(len(beside[0]))]
+    last_and_average = [aligned(row, beside_widths, left=1) for row in beside]
     about = [f" {name} {value}" for name, value in facts(run).items()]
-    rule = max(_width(line) for line in [*tasks, *last_and_average]) + 1
+    rule = max(width_of(line) for line in [*tasks, *last_and_average]) + 1
     thick, thin = "━" * rule, "─" * rule
     return "\n".join(
         [
@@ -57,9 +69,9 @@ def markdown_table(run: Run) -> str:
         [":--", *["--:"] * len(NUMBERS)],
         *([label, *numbers] for label, numbers in comparison(run)),
     ]
-    lines = ["| " + " | ".join(_markdown(cell) for cell in row) + " |" if row else "" for row in rows]
-    about = " · ".join(f"{name} {_markdown(value)}" for name, value in facts(run).items())
-    return "\n".join([*lines, "", *[f"\\* {_markdown(note)}\n" for note in notes(run)], about])
+    lines = ["| " + " | ".join(escape_markdown(cell) for cell in row) + " |" if row else "" for row in rows]
+    about = " · ".join(f"{name} {escape_markdown(value)}" for name, value in facts(run).items())
+    return "\n".join([*lines, "", *[f"\\* {escape_markdown(note)}\n" for note in notes(run)], about])
 
 
 def averages(run: Run) -> dict[str, str]:
@@ -88,7 +100,8 @@ def facts(run: Run) -> dict[str, str]:
     return {
         "initialisation": printable(run.initialisation),
         "seed": str(run.seed),
-        "data": printable(run.data_fingerprint[:12]),
+        "data": printable(run.data_fingerprint[:12])
+        + (f" (NOT the test images: tested on 1 of {run.held_out} training images)" if run.held_out else ""),
         "code": printable(run.code_version),
     }
 
@@ -102,11 +115,11 @@ def shortened(names: Sequence[str], width: int) -> str:
     shown = [printable(name) for name in names]
     for kept in range(len(shown), 0, -1):
         text = ", ".join(shown[:kept] + ([f"+{len(shown) - kept}"] if kept < len(shown) else []))
-        if _width(text) <= width:
+        if width_of(text) <= width:
             return text
     rest = f", +{len(shown) - 1}" if len(shown) > 1 else ""
     first = shown[0] if shown else ""
-    while first and _width(first) + 1 + len(rest) > width:
+    while first and width_of(first) + 1 + len(rest) > width:
         first = first[:-1]
     return f"{first}…{rest}" if shown else ""
 
@@ -120,21 +133,21 @@ def _numbers(task: TaskResult) -> list[str]:
     return [f"{task.metrics[name]:.1f}" for name in METRICS]
 
 
-def _aligned(row: Sequence[str], widths: Sequence[int], left: int) -> str:
+def aligned(row: Sequence[str], widths: Sequence[int], left: int) -> str:
     """Put cells under each other: the first `left` columns to the left, numbers to the right."""
     cells = []
     for column, (cell, width) in enumerate(zip(row, widths, strict=True)):
-        blank = " " * (width - _width(cell))
+        blank = " " * (width - width_of(cell))
         cells.append(cell + blank if column < left else blank + cell)
     return (" " + GAP.join(cells)).rstrip()
 
 
-def _width(text: str) -> int:
+def width_of(text: str) -> int:
     """Count the columns a terminal needs; East Asian characters take two."""
     return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in text)
 
 
-def _markdown(text: str) -> str:
+def escape_markdown(text: str) -> str:
     """Escape what Markdown would read as a cell border, an emphasis or HTML."""
     escaped = html.escape(text, quote=False).replace("\\", "\\\\")
     for mark in "|*_`":

@@ -18,15 +18,16 @@ def build_dataset(origin: str, split: str, config: str, train_out: str, test_out
     Args:
         origin: of the data, from `ingest`.
         split: `split.json`.
-        config: settings as JSON; `labels` says what the training view shows.
+        config: settings as JSON; `labels` says what the training view shows, `held_out` what is tested on.
         train_out: file to write.
         test_out: file to write.
     """
     scenario, task = read_split(split)
     settings = resolve(Scenario.parse(scenario).dataset, config)
     dataset = Dataset.open(Origin.from_json(origin).data)
-    train = train_view(dataset, task, labels=settings.labels)
-    test = test_view(dataset, task)
+    train = train_view(dataset, task, labels=settings.labels, held_out=settings.held_out)
+    test = test_view(dataset, task, held_out=settings.held_out)
     write_view(train, Path(train_out))
     write_view(test, Path(test_out))
-    print(f"task {task.index}/{task.total}: {len(train):,} training images, {len(test):,} test images")
+    tested = "held-out training" if settings.held_out else "test"
+    print(f"task {task.index}/{task.total}: {len(train):,} training images, {len(test):,} {tested} images")

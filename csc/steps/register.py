@@ -7,9 +7,10 @@ from typing import Any
 
 from csc.errors import BadModel
 from csc.model import ModelCard, fingerprint, read_card
+from csc.packaging import package_model
 from csc.report.run import Run, TaskResult
 from csc.storage import read_json, write_json
-from csc.tracking import Registered, Tracker, package_model
+from csc.tracking import Registered, Tracker
 
 __all__ = ["RegisteredTask", "read_registered", "register"]
 
@@ -44,23 +45,23 @@ def register(model: str, metrics: str, test_view: str, out: str, prior: str = ""
         prior: `registered.json` of the task before, whose results are carried on.
     """
     folder = Path(model)
-    card, numbers = read_card(folder), read_json(Path(metrics))
-    tracker = Tracker(card)
+    card, numbers, training = read_card(folder), read_json(Path(metrics)), read_json(folder / "training.json")
     tracked = {name: float(numbers[name]) for name in TRACKED}
     per_class = {f"AP/{name}": float(value) for name, value in numbers["AP"].items()}
-    mark = fingerprint(folder)
+    views = {"train": (training["view"], int(training["images"])), "test": (test_view, int(numbers["images"]))}
+    tracker, mark = Tracker(card), fingerprint(folder)
     with tempfile.TemporaryDirectory(prefix="csc-package-") as aside:
         package = Path(aside) / "package"
         package_model(folder, package)
-        registered = tracker.register(package, mark, tracked)
-    training = read_json(folder / "training.json")
-    tracker.log_training(training, read_registered(prior).model.model_id if prior else None)
-    tracker.log_dataset(test_view, "test", int(numbers["images"]))
-    tracker.log_metrics(tracker.child, per_class, card.task)
-    tracker.log_metrics(tracker.parent, tracked, card.task)
-    tracker.finish(tracker.child)
-    run = _carried_on(card, training, numbers, prior)
-    write_json(Path(out), {"model": asdict(registered), "run": run.to_json()})
+        logged = tracker.log_model(package, mark)
+    tracker.log_inputs(views, read_registered(prior).model.model_id if prior else None)
+    tracker.log_task(logged.model_id, tracked, per_class, training["epochs"])
+    registered = tracker.register(logged, mark)
+    tracker.log_scenario(tracked)
+    record = {"model": asdict(registered), "run": _carried_on(card, training, numbers, prior).to_json()}
+    tracker.keep_record(record)
+    tracker.finish()
+    write_json(Path(out), record)
     print(f"task {card.task}/{card.tasks}: {registered.uri} (alias task-{card.task:02d})")
 
 
@@ -75,4 +76,5 @@ def _carried_on(card: ModelCard, training: dict[str, Any], numbers: dict[str, An
         data_fingerprint=card.data_fingerprint,
         code_version=card.code_version,
         tasks=(*(read_registered(prior).run.tasks if prior else ()), result),
+        held_out=int(card.config["held_out"]),
     )

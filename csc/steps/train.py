@@ -14,7 +14,18 @@ from csc.config import Config, resolve
 from csc.data.features import FeatureCard, backbone_weights, read_features
 from csc.data.partial import View, read_view
 from csc.errors import BadConfig, BadModel
-from csc.model import ModelCard, fingerprint, load_network, save_network
+from csc.memory import Memory, read_memory, update, write_memory
+from csc.model import (
+    MEMORY,
+    METHOD_STATE,
+    ModelCard,
+    fingerprint,
+    load_network,
+    load_tensors,
+    save_network,
+    save_tensors,
+)
+from csc.packaging import installed
 from csc.scenario import Scenario, Task
 from csc.steps.register import read_registered
 from csc.steps.split_labels import read_split
@@ -24,6 +35,7 @@ from csc.version import code_version
 
 if TYPE_CHECKING:
     from csc.nets.network import Network
+    from csc.training import Trainer
 
 __all__ = ["learn", "train"]
 
@@ -91,9 +103,8 @@ def learn(config: str, split: str, train_view: str, out: str, prior: str, checkp
         # On cached maps a task takes seconds, less than MLflow takes to start: register then tells it all.
         tracker = Tracker(start.card) if group.is_main and not features else None
         if tracker is not None:
-            tracker.log_dataset(train_view, "train", len(view))
-            if before is not None:
-                tracker.log_prior(before.model_id)
+            tracker.log_inputs({"train": (train_view, len(view))}, before.model_id if before is not None else None)
+        exemplars = _exemplars(settings, view, task, prior_folder)
         keep = Path(checkpoints) / run_key(start.card) if checkpoints else Path(out).parent
         trainer = Trainer(
             settings,
@@ -107,21 +118,27 @@ def learn(config: str, split: str, train_view: str, out: str, prior: str, checkp
             frozen_parameters=start.frozen_parameters,
             optimizer_state=start.optimizer_state,
             features=features,
+            memory=exemplars if exemplars is not None and len(exemplars) else None,
+            state=load_tensors(prior_folder / METHOD_STATE) if prior_folder else {},
             group=group,
             on_epoch=tracker.log_epoch if tracker is not None else lambda epoch, log: None,
         )
         started = time.monotonic()
         log = trainer.run()
         seconds = time.monotonic() - started
+        memory = _remembered(trainer, exemplars, view, task)
         if not group.is_main:
             return
         with atomic_folder(Path(out)) as folder:
             save_network(start.network, start.card, folder)
             if settings.release_quirks.persist_optimizer:
                 trainer.save_optimizer(folder / "optimizer.safetensors")
-            write_json(
-                folder / "training.json", {"view": train_view, "images": len(view), "seconds": seconds, "epochs": log}
-            )
+            if trainer.method.state:
+                save_tensors(trainer.method.state, folder / METHOD_STATE)
+            if memory is not None:
+                write_memory(memory, folder / MEMORY)
+            facts = {"view": train_view, "images": len(view), "seconds": seconds, "packages": installed()}
+            write_json(folder / "training.json", {**facts, "epochs": log})
 
 
 def _settings(scenario: str, config: str, features: str) -> Config:
@@ -149,6 +166,29 @@ def _fetched(before: Registered | None, task: Task) -> Iterator[Path | None]:
             yield fetch_model(before.uri, Path(folder))
 
 
+def _exemplars(settings: Config, view: View, task: Task, prior_folder: Path | None) -> Memory | None:
+    """What the model before remembers, as this task may see it; none if the method replays nothing."""
+    if settings.memory.sampler == "none":
+        return None
+    kept = read_memory(prior_folder / MEMORY) if prior_folder else Memory.empty(view.fingerprint)
+    return kept.taught(view, task, settings.memory.labels)
+
+
+def _remembered(trainer: "Trainer", exemplars: Memory | None, view: View, task: Task) -> Memory | None:
+    """What the model remembers after the task."""
+    if exemplars is None:
+        return None
+    return update(
+        exemplars,
+        view,
+        task,
+        trainer.config.memory,
+        seed=trainer.config.seed,
+        features=lambda: trainer.pooled_features().numpy(),
+        logits=(lambda rows: trainer.logits(rows).numpy()) if trainer.method.stores_logits else None,
+    )
+
+
 @dataclass
 class _Start:
     """What a task's training starts from."""
@@ -164,9 +204,9 @@ def _start(
     settings: Config, scenario: str, task: Task, view: View, prior_folder: Path | None, features: str = ""
 ) -> _Start:
     """Build the network to train: from the initialisation, or grown from the model before."""
-    from csc.methods import registered
+    from csc.methods import kind_of
 
-    kind = registered()[settings.method]
+    kind = kind_of(settings)
     card = ModelCard(
         method=settings.method,
         scenario=scenario,
@@ -193,11 +233,12 @@ def _start(
 
 def _initialised(settings: Config, card: ModelCard) -> _Start:
     from csc.nets.backbone import initialise, normalisation
-    from csc.nets.network import Network, build_head
+    from csc.nets.network import Network, build_head, with_prompts
 
-    backbone, origin = initialise(settings.backbone, settings.init, allow_leaky=settings.allow_leaky_init)
-    mean, std = normalisation(backbone)
-    network = Network(backbone, build_head(settings, backbone.channels, len(card.classes)), mean, std)
+    plain, origin = initialise(settings.backbone, settings.init, allow_leaky=settings.allow_leaky_init)
+    mean, std = normalisation(plain)
+    backbone = with_prompts(settings, plain)
+    network = Network(backbone, build_head(settings, backbone.channels, card.groups), mean, std)
     facts = {"initialisation": {**asdict(origin), "text": str(origin)}, "mean": mean, "std": std}
     return _Start(network, None, ModelCard(**{**vars(card), **facts}))
 
@@ -211,7 +252,7 @@ def _on_maps(settings: Config, card: ModelCard, features: str) -> _Start:
 
     made = read_features(features)
     backbone = StoredBackbone(load_file(backbone_weights(features)), made.shape[0])
-    network = Network(backbone, build_head(settings, backbone.channels, len(card.classes)), made.mean, made.std)
+    network = Network(backbone, build_head(settings, backbone.channels, card.groups), made.mean, made.std)
     return _Start(network, None, ModelCard(**{**vars(card), **_inherited(made)}))
 
 
@@ -246,5 +287,13 @@ def _check_prior(before: ModelCard, settings: Config, card: ModelCard, task: Tas
             f"task {task.index} of {card.scenario} needs that of task {task.index - 1} with {len(task.old)}"
         )
     then = before.settings()
-    if (then.backbone, then.head, then.cigcn) != (settings.backbone, settings.head, settings.cigcn):
+    shapes = [(s.backbone, s.head, s.cigcn, s.agcn.width, s.krt.width, s.krt.heads, s.l2p) for s in (then, settings)]
+    if shapes[0] != shapes[1]:
         raise BadModel(f"the prior model has another backbone or head than {settings.backbone.name}, {settings.head}")
+    if then.held_out != settings.held_out:
+        raise BadModel(f"the prior model was trained with held_out={then.held_out}, this task has {settings.held_out}")
+    if then.memory.sampler != settings.memory.sampler:
+        raise BadModel(
+            f"the prior model remembers with memory.sampler={then.memory.sampler}, this task asks for "
+            f"{settings.memory.sampler}"
+        )

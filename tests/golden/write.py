@@ -4,16 +4,20 @@ from pathlib import Path
 from typing import Any
 
 from csc.components.readme import readmes
+from csc.pipelines.profile import read_profile
 from csc.pipelines.scenario import compile_pipeline
+from csc.pipelines.window import Window
 from csc.scenario import CLASS_COUNTS, Scenario
 
-GOLDEN: dict[str, dict[str, Any]] = {  # by file: a scenario, and settings that change the shape of its pipeline
+GOLDEN: dict[str, dict[str, Any]] = {  # by file: settings that change the shape of a scenario's pipeline
     "digits-b0c2": {},
     "voc-b0c4": {},
     "coco-b40c10": {},
     "voc-b10c2-features": {"backbone": {"frozen": True}, "features": {"views": 2}},
     "coco-b0c10-nodes": {"train": {"nodes": 2}},
+    "voc-b0c4-kubeflow": {},
 }
+PLACES = {"voc-b0c4-kubeflow": ("kubeflow", "4-")}  # those for another profile, and their tasks
 
 
 def golden_path(name: str) -> Path:
@@ -24,10 +28,18 @@ def scenario_of(name: str) -> Scenario:
     return Scenario.parse("-".join(name.split("-")[:2]))
 
 
+def compile_to(name: str, path: Path) -> None:
+    """Compile what a golden file holds."""
+    scenario = scenario_of(name)
+    classes = CLASS_COUNTS[scenario.dataset]
+    profile, tasks = PLACES.get(name, ("local", None))
+    window = Window.parse(tasks, scenario, classes)
+    compile_pipeline(scenario, classes, path, GOLDEN.get(name, {}), read_profile(profile), window)
+
+
 def main() -> None:
-    for name, settings in GOLDEN.items():
-        scenario = scenario_of(name)
-        compile_pipeline(scenario, CLASS_COUNTS[scenario.dataset], golden_path(name), settings)
+    for name in GOLDEN:
+        compile_to(name, golden_path(name))
     for path, content in readmes():
         path.write_text(content, encoding="utf-8")
 

@@ -6,13 +6,11 @@ from pathlib import Path
 import pytest
 import yaml
 from google.protobuf import json_format
-from kfp.kubernetes import kubernetes_executor_config_pb2
-from kfp.pipeline_spec import pipeline_spec_pb2
 
 from csc.components.readme import NAMES, readmes
-from csc.pipelines.scenario import compile_pipeline
 from csc.scenario import CLASS_COUNTS, PAPER_SCENARIOS
-from tests.golden.write import GOLDEN, golden_path, scenario_of
+from tests.golden.write import GOLDEN, compile_to, golden_path, scenario_of
+from tests.kfp_server import parse_strictly
 
 STEPS_PER_TASK = 5
 SIZE_BUDGET = 512 << 10  # bytes; the cluster's hard limits begin at three times this
@@ -26,9 +24,8 @@ def compiled(tmp_path_factory):
 
     def compile_once(name):
         if name not in known:
-            scenario = scenario_of(name)
             path = folder / f"{name}.yaml"
-            compile_pipeline(scenario, CLASS_COUNTS[scenario.dataset], path, GOLDEN.get(name, {}))
+            compile_to(name, path)
             known[name] = path, list(yaml.safe_load_all(path.read_text()))
         return known[name]
 
@@ -48,16 +45,9 @@ def test_compiled_form_is_the_reviewed_one(compiled, name):
 @pytest.mark.parametrize("name", ALL)
 def test_both_documents_parse_strictly_against_the_clusters_schema(compiled, name):
     _, documents = compiled(name)
-    spec = json_format.ParseDict(documents[0], pipeline_spec_pb2.PipelineSpec())
-    deployment = pipeline_spec_pb2.PipelineDeploymentConfig()
-    json_format.ParseDict(json_format.MessageToDict(spec.deployment_spec), deployment)
-    assert deployment.executors
-    platform = json_format.ParseDict(documents[1], pipeline_spec_pb2.PlatformSpec())
-    settings = json_format.MessageToDict(platform.platforms["kubernetes"].deployment_spec)["executors"]
-    for executor in settings.values():
-        json_format.ParseDict(executor, kubernetes_executor_config_pb2.KubernetesExecutorConfig())
+    parse_strictly(documents)
     with pytest.raises(json_format.ParseError):  # the parse is strict
-        json_format.ParseDict({**documents[0], "surprise": 1}, pipeline_spec_pb2.PipelineSpec())
+        parse_strictly([{**documents[0], "surprise": 1}, *documents[1:]])
 
 
 @pytest.mark.parametrize("name", ALL)

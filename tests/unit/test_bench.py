@@ -85,7 +85,7 @@ def test_a_later_bench_replaces_its_own_numbers_and_keeps_the_others(measured, t
 
 def test_an_unknown_bench_is_refused_with_the_known_ones(tmp_path: Path, capsys):
     assert main(["bench", "speed", "--workdir", str(tmp_path)]) == 2
-    assert "load, step, metrics, ingest, pipeline, scale" in capsys.readouterr().err
+    assert "load, step, methods, metrics, ingest, pipeline, scale" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -75,9 +75,9 @@ RUN: list[tuple[str, tuple[str, ...]]] = [
     ("run voc-b0c4 --data gs://bucket/set", ("gs://bucket/set", "s3://bucket/prefix")),
     ("run voc-b0c4 --data ~no-such-user/set", ("~no-such-user/set",)),
     (f"run voc-b0c4 --data {LONG}", ("xxx",)),
-    ("run digits-b0c2 --method icarl", ("'icarl'", "csc, finetune, joint, lwf")),
-    ("run digits-b0c2 --method CSC", ("'CSC'", "csc, finetune, joint, lwf")),
-    ("run digits-b0c2 --set method.x=1", ("method", "csc, finetune, joint, lwf")),
+    ("run digits-b0c2 --method icarl", ("'icarl'", "agcn, agcn-r, csc, csc-r")),
+    ("run digits-b0c2 --method CSC", ("'CSC'", "agcn, agcn-r, csc, csc-r")),
+    ("run digits-b0c2 --set method.x=1", ("method", "agcn, agcn-r, csc, csc-r")),
     ("run digits-b0c2 --set train.epochs", ("--set train.epochs", "key=value")),
     ("run digits-b0c2 --set =3", ("--set =3", "key=value")),
     ("run digits-b0c2 --set train.epochs=three", ("train.epochs=three", "a whole number")),
@@ -466,7 +466,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         code_version="",
     )
     folder = tmp_path_factory.mktemp("model")
-    save_network(Network(backbone, build_head(config, backbone.channels, 2), mean, std), card, folder)
+    save_network(Network(backbone, build_head(config, backbone.channels, (2,)), mean, std), card, folder)
     return folder
 
 

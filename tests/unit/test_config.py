@@ -24,7 +24,16 @@ def leaves(kind: Any = Config, path: str = "") -> dict[str, Any]:
 
 def another(key: str, hint: Any, value: Any) -> Any:
     """A valid value other than the present one."""
-    special = {"method": "lwf", "backbone.name": "resnet18", "init": "w.safetensors", "backbone.output_stride": 16}
+    special = {
+        "method": "lwf",
+        "backbone.name": "resnet18",
+        "init": "w.safetensors",
+        "backbone.output_stride": 16,
+        "agcn.embeddings": "words.npz",
+        "held_out": 5,
+        "krt.width": 256,
+        "krt.heads": 4,
+    }
     if key in special:
         return special[key]
     if get_origin(hint) is Union:
@@ -111,7 +120,7 @@ def test_empty_overrides_in_any_form_are_the_defaults():
 @pytest.mark.parametrize("dataset", ["voc", "digits"])
 @pytest.mark.parametrize("key", leaves())
 def test_every_setting_can_be_set_from_the_command_line_and_changes_the_fingerprint(key: str, dataset: str):
-    needed = ["backbone.frozen=true"] if key == "features.views" else []
+    needed = {"features.views": ["backbone.frozen=true"], "memory.sampler": ["memory.per_class=2"]}.get(key, [])
     before = resolve(dataset, parse_overrides(needed))
     value = another(key, leaves()[key], before.flat()[key])
     after = resolve(dataset, parse_overrides([*needed, f"{key}={value}"]))
@@ -223,8 +232,13 @@ TYPED = [
     ("head=mlp", "head", "ci_gcn, linear"),
     ("labels=all", "labels", "task, seen"),
     ("release_quirks.no_shuffle=2", "release_quirks.no_shuffle", "true or false"),
-    ("method=icarl", "method", "csc, finetune, joint, lwf"),
-    ("method=", "method", "csc, finetune, joint, lwf"),
+    ("memory.sampler=random", "memory.per_class=0, memory.total=0", "give one of them"),
+    ("memory.sampler=prs", "memory.per_class=0, memory.total=0", "give one of them"),
+    ("krt.width=30", "krt.width=30", "a multiple of krt.heads=8"),
+    ("l2p.chosen=11", "l2p.chosen=11", "the pool has 10 prompts"),
+    ("held_out=1", "held_out=1", "5 holds out a fifth"),
+    ("method=icarl", "method", "agcn, agcn-r, csc, csc-r"),
+    ("method=", "method", "agcn, agcn-r, csc, csc-r"),
     ("train.epoch=3", "train.epoch", "train.epochs"),
     ("trian.epochs=3", "trian", "train"),
     ("epochs=3", "epochs", "train"),
@@ -234,7 +248,7 @@ TYPED = [
     ("cigcn=3", "cigcn", "width"),
     ("train.epochs.x=3", "train.epochs", "one value"),
     ("train..epochs=3", "train.", "train.epochs"),
-    ("method.x=1", "method", "csc, finetune, joint, lwf"),
+    ("method.x=1", "method", "agcn, agcn-r, csc, csc-r"),
     ("seed=99999999999999999999", "seed", "expected"),
 ]
 
@@ -261,9 +275,9 @@ GIVEN = [
     ('{"head": ["linear"]}', "head", "ci_gcn, linear"),
     ('{"init": 3}', "init", "text"),
     ('{"cigcn": {"plain": 1}}', "cigcn.plain", "true or false"),
-    ('{"method": null}', "method", "csc, finetune, joint, lwf"),
-    ('{"method": ["csc"]}', "method", "csc, finetune, joint, lwf"),
-    ('{"method": {"name": "csc"}}', "method", "csc, finetune, joint, lwf"),
+    ('{"method": null}', "method", "agcn, agcn-r, csc, csc-r"),
+    ('{"method": ["csc"]}', "method", "agcn, agcn-r, csc, csc-r"),
+    ('{"method": {"name": "csc"}}', "method", "agcn, agcn-r, csc, csc-r"),
     ('{"": 1}', "", "method"),
     ("[]", "config", "a JSON object"),
     ('"csc"', "config", "a JSON object"),

@@ -17,6 +17,7 @@ from csc.components.train.component import train as train_component
 from csc.config import methods, resolve
 from csc.data import partial
 from csc.data.dataset import Dataset
+from csc.data.digits import ingest_digits
 from csc.data.images import ImageShards
 from csc.data.partial import View, read_view, train_view, write_view
 from csc.data.shards import Encoded, Listed
@@ -442,3 +443,17 @@ def test_a_view_that_is_not_there_is_refused(kind: str, tmp_path: Path):
 def test_the_label_table_of_the_data_set_is_not_a_view(benchmarks: Mapping[str, Dataset]):
     with pytest.raises(BadData, match="not a task view"):
         read_view(benchmarks["voc"].path / "labels.parquet")
+
+
+@pytest.mark.parametrize("name", ["digits-b0c2", "digits-b4c3"])
+def test_held_out_images_are_tested_on_and_never_trained_on(tmp_path: Path, name: str):
+    dataset = ingest_digits(tmp_path / "digits", train=120, test=20)
+    for task in Scenario.parse(name).tasks(dataset.classes):
+        whole = set(train_view(dataset, task).table["image_id"].to_pylist())
+        taught = set(train_view(dataset, task, held_out=5).table["image_id"].to_pylist())
+        tested = set(partial.test_view(dataset, task, held_out=5).table["image_id"].to_pylist())
+        assert taught
+        assert tested
+        assert not taught & tested
+        assert whole - taught == whole & tested
+        assert not tested & set(partial.test_view(dataset, task).table["image_id"].to_pylist())

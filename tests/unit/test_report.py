@@ -147,7 +147,7 @@ def test_text_table_is_aligned_and_fits_100_columns(run):
     rules = {len(line) for line in lines if set(line) <= set("━─")}
     assert len(rules) == 1
     assert rules.pop() <= 100
-    assert all(table._width(line) <= 100 for line in lines)
+    assert all(table.width_of(line) <= 100 for line in lines)
     assert all(line == line.rstrip() for line in lines)
     assert all(line.isprintable() for line in lines)
     header = next(index for index, line in enumerate(lines) if line.split()[:1] == ["task"])
@@ -155,7 +155,7 @@ def test_text_table_is_aligned_and_fits_100_columns(run):
     for row, task in zip(rows, run.tasks, strict=True):
         assert row.split()[0] == str(task.task)
         assert row.split()[-5:] == [f"{task.metrics[name]:.1f}" for name in table.METRICS]
-        assert table._width(row) == table._width(rows[0])
+        assert table.width_of(row) == table.width_of(rows[0])
 
 
 def test_text_table_shows_averages_and_the_paper_apart_from_ours():

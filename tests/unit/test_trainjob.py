@@ -129,9 +129,18 @@ def test_the_job_is_the_step_on_more_nodes(shared: Path):
 
 def test_secrets_reach_the_job_by_reference_only(shared: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
-    text = json.dumps(train_job(NAME, shared / NAME, Train(nodes=2), pod(shared), OWN_POD))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://anna:hunter2@mlflow")
+    text = json.dumps(train_job(NAME, shared / NAME, Train(nodes=2), pod(shared, env=pod(shared)["env"][1:]), OWN_POD))
     assert '"secretKeyRef": {"name": "s3", "key": "secret"}' in text
     assert "hunter2" not in text
+
+
+def test_the_job_tracks_to_the_run_that_kfp_made_for_the_step(shared: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MLFLOW_RUN_ID", "0a1b")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://elsewhere")
+    env = train_job(NAME, shared / NAME, Train(nodes=2), pod(shared), OWN_POD)["spec"]["trainer"]["env"]
+    values = {item["name"]: item.get("value") for item in env}
+    assert (values["MLFLOW_RUN_ID"], values["MLFLOW_TRACKING_URI"]) == ("0a1b", "http://mlflow")  # the profile's wins
 
 
 @pytest.mark.parametrize(

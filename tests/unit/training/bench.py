@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from csc.config import Config, parse_overrides, resolve
 from csc.data.partial import View
 from csc.errors import CscError
-from csc.methods import registered
+from csc.methods import kind_of
 from csc.model import ModelCard, save_network
 from csc.nets.backbone import Initialisation, build_backbone
 from csc.nets.growth import grow
@@ -47,7 +47,7 @@ def first_rows(view: View, rows: int) -> View:
 def fresh_network(config: Config, classes: int = NEW, seed: int = 0) -> Network:
     torch.manual_seed(seed)
     backbone = build_backbone(config.backbone)
-    return Network(backbone, build_head(config, backbone.channels, classes), (0.5,) * 3, (0.25,) * 3)
+    return Network(backbone, build_head(config, backbone.channels, [NEW] * (classes // NEW)), (0.5,) * 3, (0.25,) * 3)
 
 
 def grown_network(prior: Network, classes: int = 2 * NEW, seed: int = 0) -> Network:
@@ -90,7 +90,7 @@ class Bench:
         """A trainer of the second task, with the model before it as prior if the method asks for one."""
         prior = fresh_network(config)
         network = grown_network(prior, seed=seed)
-        needs_prior = registered()[config.method].needs_prior
+        needs_prior = kind_of(config).needs_prior
         return self.trainer(config, network, task=2, prior=prior.eval() if needs_prior else None, **more)
 
 

@@ -1,11 +1,13 @@
 """Several processes train and score as one would: same losses, same weights, every image once."""
 
+import dataclasses
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -20,9 +22,11 @@ from csc.data.loading import order
 from csc.data.partial import View, read_view, write_view
 from csc.distributed import Group, group, processes_for, raise_error, run, started, together
 from csc.errors import BadConfig, BadData
+from csc.memory import Memory, read_memory, update, write_memory
 from csc.methods.losses import asymmetric_loss, binary_cross_entropy, max_entropy
 from csc.nets.backbone import build_backbone
 from csc.nets.network import Network, build_head
+from csc.scenario import Task
 from csc.training import EpochLog, confidences
 from tests.unit.training.bench import Bench, settings, without_speed
 
@@ -43,7 +47,7 @@ def tiny_network(backbone: str) -> Network:
     config = resolve("digits", {"head": "ci_gcn", "backbone": {"name": backbone}, "cigcn": {"width": 8}})
     torch.manual_seed(0)
     net = build_backbone(config.backbone)
-    return Network(net, build_head(config, net.channels, CLASSES), (0.5,) * 3, (0.25,) * 3).double()
+    return Network(net, build_head(config, net.channels, (CLASSES,)), (0.5,) * 3, (0.25,) * 3).double()
 
 
 def some_data(rows: int) -> tuple[Tensor, Tensor]:
@@ -162,16 +166,18 @@ class Stopped(Exception):
     """A trainer that did not come to its end."""
 
 
-def second_task(folder: str, stop_after: int = -1) -> dict[str, Any]:
+def second_task(folder: str, stop_after: int = -1, method: str = "csc") -> dict[str, Any]:
     """Train the second task with the first's model as teacher, on what the checkpoint has left; score the result."""
 
     def stop(epoch: int, log: EpochLog) -> None:
         if epoch == stop_after:
             raise Stopped
 
-    config, view = settings(*OVERRIDES), read_view(str(Path(folder) / "view.parquet"))
+    config, view = settings(*OVERRIDES, f"method={method}"), read_view(str(Path(folder) / "view.parquet"))
+    kept = Path(folder) / "memory.parquet"
+    memory = read_memory(kept) if kept.is_file() else None
     with group() as together_with:
-        trainer = Bench({2: view}, Path(folder)).second(config, group=together_with, on_epoch=stop)
+        trainer = Bench({2: view}, Path(folder)).second(config, group=together_with, on_epoch=stop, memory=memory)
         log = without_speed(trainer.run())
         scores = [batch for _, batch in confidences(trainer.network, view, config, group=together_with)]
         return {"log": log, "scores": torch.cat(scores).tolist()}
@@ -193,6 +199,34 @@ def test_the_trainer_learns_the_same_in_two_processes(views: dict[int, View], tm
         assert mine == pytest.approx(alone, rel=1e-4)
     # Scores, not weights: Adam makes whole steps of gradients that are rounding errors, on weights without effect.
     torch.testing.assert_close(torch.tensor(two["scores"]), torch.tensor(one["scores"]), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "exemplars"), [("derpp", 1), ("csc-r", 5), ("krt-r", 5), ("podnet", 3)])
+def test_exemplars_are_replayed_alike_in_two_processes(
+    views: dict[int, View], tasks: tuple[Task, ...], tmp_path: Path, method: str, exemplars: int
+):
+    wanted = dataclasses.replace(settings("method=er").memory, per_class=2)
+    said = np.ones((len(views[1]), len(tasks[0].seen)), np.float32)
+    kept = update(
+        Memory.empty(views[1].fingerprint),
+        views[1],
+        tasks[0],
+        wanted,
+        seed=0,
+        features=lambda: np.zeros((0, 0)),
+        logits=lambda rows: said[: len(rows)],
+    )
+    memory = kept.chosen(np.arange(exemplars)).taught(views[2], tasks[1], wanted.labels)
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        write_view(views[2], tmp_path / name / "view.parquet")
+        write_memory(memory, tmp_path / name / "memory.parquet")
+    one = second_task(str(tmp_path / "one"), method=method)
+    two = run(second_task, {"folder": str(tmp_path / "two"), "method": method}, 2)
+    for mine, alone in zip(two["log"], one["log"], strict=True):
+        assert mine == pytest.approx(alone, rel=1e-3)
+    torch.testing.assert_close(torch.tensor(two["scores"]), torch.tensor(one["scores"]), atol=1e-3, rtol=1e-3)
 
 
 def test_a_process_alone_is_a_group_of_one():

@@ -147,7 +147,7 @@ def test_training_on_maps_is_training_with_a_frozen_backbone(place: str, bench: 
         torch.manual_seed(config.seed * 1_000 + 1)
         backbone = build_backbone(config.backbone)
         torch.manual_seed(1)
-        head = build_head(config, backbone.channels, NEW)
+        head = build_head(config, backbone.channels, (NEW,))
         stored = StoredBackbone({}, card.shape[0])
         network = Network(backbone if images else stored, head, card.mean, card.std)
         checkpoint = bench.folder / f"{images}.safetensors"

@@ -25,19 +25,21 @@ from tests.unit.training.bench import (
     state_of,
 )
 
+MEASURED = {"loss", "images_per_second", "waiting"}
 
-@pytest.mark.parametrize("method", sorted(registered()))
-def test_every_method_trains_both_tasks_and_logs_its_terms(bench: Bench, method: str):
+
+@pytest.mark.parametrize("method", ["csc", "lwf", "finetune", "joint"])
+def test_a_method_trains_both_tasks_and_logs_its_terms(bench: Bench, method: str):
     config = settings(f"method={method}", "max_entropy.beta=0.1", "train.epochs=1")
     first = bench.trainer(config).run()
-    assert set(first[0]) == {"ce", "loss", "images_per_second", "waiting"}
+    assert set(first[0]) == {"ce"} | MEASURED
     bench.checkpoint.unlink()
     second = bench.second(config).run()
     own = {"ce", "kd"} if registered()[method].needs_prior else {"ce"}
-    assert set(second[0]) == {*own, "H", "loss", "images_per_second", "waiting"}
+    assert set(second[0]) == {*own, "H"} | MEASURED
     for epoch in first + second:
         assert all(math.isfinite(value) for value in epoch.values())
-        assert epoch["loss"] == pytest.approx(sum(epoch[name] for name in epoch.keys() & {"ce", "kd", "H"}))
+        assert epoch["loss"] == pytest.approx(sum(epoch[name] for name in epoch.keys() - MEASURED))
         assert epoch["images_per_second"] > 0
         assert 0 < epoch["waiting"] < 1
 
@@ -56,7 +58,7 @@ def test_the_same_seed_gives_bitwise_equal_weights_and_another_seed_others(bench
         config = settings(f"seed={seed}", "input.augment=true", "train.epochs=1")
         seed_everything(config.seed, 1)
         backbone = build_backbone(config.backbone)
-        network = Network(backbone, build_head(config, backbone.channels, NEW), (0.5,) * 3, (0.25,) * 3)
+        network = Network(backbone, build_head(config, backbone.channels, (NEW,)), (0.5,) * 3, (0.25,) * 3)
         bench.trainer(config, network, checkpoint=bench.folder / path).run()
         return state_of(network)
 

@@ -1,0 +1,148 @@
+"""A training step of every method, against the passes that it cannot do without.
+
+The limit of a method is forward, backward and optimiser step of its own network on all its images, exemplars included,
+and the prior model's forward pass on the task's images if it asks for one. What losses, memories and the loop add is
+what this project is responsible for. Beside it stands the step relative to fine-tuning: what choosing a method costs.
+"""
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from csc import config
+from csc.bench import Result, interleaved
+from csc.config import Config, resolve
+from csc.data.loading import Batch, Batches
+from csc.data.partial import View
+from csc.memory import Memory
+from csc.methods import kind_of
+from csc.nets.backbone import build_backbone
+from csc.nets.network import Network, build_head, with_prompts
+from csc.training import Trainer, place
+
+__all__ = ["methods"]
+
+OLD, NEW, BATCH, ROUNDS = 4, 4, 16, 5  # task 2 of voc-b0c4
+CLASSES = tuple(map(str, range(OLD + NEW)))
+CONVOLUTIONS, TRANSFORMER = ("tf_efficientnet_lite0", 128), ("vit_tiny_patch16_224", 224)  # name, size of images
+GOAL = 0.9
+Work = Callable[[], object]
+
+
+def methods() -> list[Result]:
+    """Step time of every method: its own passes relative to it, and itself relative to fine-tuning."""
+    results = []
+    others = [name for name in config.methods() if name != "l2p"]
+    for (backbone, size), names in ((CONVOLUTIONS, others), (TRANSFORMER, ["l2p"])):
+        cases = {name: _Case(name, backbone, size) for name in dict.fromkeys(["finetune", *names])}
+        steps = {name: case.step() for name, case in cases.items()}
+        limits = {f"{name} limit": case.limit() for name, case in cases.items()}
+        best = interleaved(steps | limits, ROUNDS)
+        for name in names:
+            title = f"{name}, {backbone} {size} px"
+            own, step = best[f"{name} limit"], best[name]
+            results += [
+                Result("methods", title, own / step, GOAL, "its own forward, backward, update; prior forward"),
+                Result("methods", title, step / best["finetune"], None, "times a step of finetune", "lower"),
+            ]
+    return results
+
+
+class _Case:
+    """The second task of one method, with a random batch, and exemplars if the method replays."""
+
+    def __init__(self, method: str, backbone: str, size: int) -> None:
+        wanted = {"backbone": {"name": backbone}, "input": {"size": size}, "init": "scratch", "cigcn": {"width": 256}}
+        self.config: Config = resolve("voc", {**wanted, "method": method})
+        self.kind = kind_of(self.config)
+        replays = self.config.memory.sampler != "none"
+        self.draws = self.kind.draws if replays and self.config.memory.replay == "batch" else 0
+        self.memory = _exemplars() if replays else None
+        rows = BATCH * (1 + self.draws)
+        images = torch.randint(0, 256, (rows, 3, size, size), dtype=torch.uint8)
+        self.images = images.contiguous(memory_format=torch.channels_last)  # as the loader makes them
+        self.targets = torch.randint(0, 2, (rows, OLD + NEW)).float()
+        self.rows = torch.arange(rows) % BATCH
+        self.rows[BATCH:] += BATCH  # exemplars come behind the task's images
+
+    def step(self) -> Work:
+        """The trainer's own step."""
+        prior = self._network([OLD]) if self.kind.needs_prior else None
+        trainer = Trainer(
+            self.config,
+            _view(),
+            self._network([OLD, NEW]),
+            prior,
+            new=NEW,
+            task=2,
+            title="bench",
+            checkpoint=Path(tempfile.gettempdir()) / "never-written",
+            memory=self.memory,
+            state=self._state(),
+        )
+        trainer._train_mode()
+        batch = Batch(self.images, self.targets, self.rows)
+        sizes = [BATCH] * (1 + self.draws)
+        return lambda: trainer._step(Batches(batch for _ in range(1)), [sizes])
+
+    def limit(self) -> Work:
+        """The passes of the networks alone, in the same memory format."""
+        device = torch.device("cpu")
+        learner = place(self._network([OLD, NEW]), self.config, device).train()
+        prior = place(self._network([OLD]), self.config, device).eval() if self.kind.needs_prior else None
+        trained = [value for value in learner.parameters() if value.requires_grad]
+        optimizer = torch.optim.Adam(trained, fused=True)
+
+        def work() -> None:
+            if prior is not None:
+                with torch.inference_mode():
+                    prior(self.images[:BATCH])
+            optimizer.zero_grad(set_to_none=True)
+            learner(self.images).mean().backward()
+            optimizer.step()
+
+        return work
+
+    def _network(self, groups: list[int]) -> Network:
+        backbone = with_prompts(self.config, build_backbone(self.config.backbone))
+        return Network(backbone, build_head(self.config, backbone.channels, groups), (0.5,) * 3, (0.5,) * 3)
+
+    def _state(self) -> dict[str, torch.Tensor]:
+        """What the method keeps between tasks, where its step depends on it."""
+        if self.config.method in ("krt", "krt-r"):
+            return {"threshold": torch.tensor(0.8)}
+        if self.config.method == "oewc":
+            weights = self._network([OLD]).named_parameters()
+            kept = {name: value.detach() for name, value in weights}
+            return {f"{part}.{name}": value for name, value in kept.items() for part in ("fisher", "star")}
+        return {}
+
+
+def _view() -> View:
+    places = {"image_id": [str(row) for row in range(BATCH)], "shard": [0] * BATCH, "row": range(BATCH)}
+    labels = pa.array([[OLD]] * BATCH, pa.list_(pa.int16()))
+    columns = {"image_id": pa.string(), "shard": pa.int32(), "row": pa.int32()}
+    table = pa.table({name: pa.array(values, columns[name]) for name, values in places.items()} | {"labels": labels})
+    return View(table, CLASSES, "", "")
+
+
+def _exemplars() -> Memory:
+    """A memory with a batch of images of the first task, and what a model said of them."""
+    view, empty = _view(), Memory.empty("")
+    return Memory(
+        table=view.table.select(["image_id", "shard", "row"]),
+        labels=np.zeros((BATCH, OLD + NEW), bool),
+        known=np.tile(np.array([0, OLD + NEW], np.int32), (BATCH, 1)),
+        owner=np.zeros(BATCH, np.int16),
+        rank=np.arange(BATCH, dtype=np.int32),
+        logits=np.zeros((BATCH, OLD + NEW), np.float32),
+        stored=np.full(BATCH, OLD, np.int32),
+        counts=np.zeros(OLD + NEW, np.int64),
+        seen=0,
+        classes=CLASSES,
+        fingerprint=empty.fingerprint,
+    )

@@ -1,0 +1,107 @@
+"""KRT: Knowledge Restore and Transfer (Dong et al., ICCV 2023)."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from csc.methods import register
+from csc.methods.base import Lesson, Method, Step
+from csc.nets.attention import IncrementalCrossAttention
+from csc.nets.network import Network, Outputs
+
+__all__ = ["KRT", "threshold_for"]
+
+STEP, STEPS, TOLERANCE = 0.005, 100, 0.1
+LOWEST, HIGHEST = 1e-4, 0.999999
+
+
+@register
+class KRT(Method):
+    """L = L_cls(z, y or ŷ) + λ √(n / n_new) (1 - cos(e, e of the prior)), with hard pseudo-labels ŷ for old classes.
+
+    Restore: ŷ = [σ(z of the prior) > η], added to whatever labels there are. η is looked for at the start of each task
+    such that an image has as many pseudo-labels as its share of the old classes lets expect, `labels_per_image` ×
+    n_old / `of_classes`, and is where the next task begins to look.
+
+    Transfer: e are the embeddings of the old tasks, side by side, in the cross-attention head (`head: attention`, in
+    `csc.nets.attention`). Retention tokens and classifiers of old tasks do not learn.
+    """
+
+    name = "krt"
+    needs_prior = True
+    looks_inside = True
+
+    @property
+    def threshold(self) -> float:
+        """η, as the last task left it."""
+        return float(self.state["threshold"]) if "threshold" in self.state else self.config.krt.threshold
+
+    def begin(self, lesson: Lesson) -> None:
+        """Look for η, with what the prior model says of the task's images."""
+        if lesson.prior is None:
+            return
+        scores = lesson.logits_of_prior().sigmoid()
+        expected = self.config.krt.labels_per_image * scores.shape[1] / self.config.krt.of_classes
+        eta, found = threshold_for(scores, expected, self.threshold)
+        self.state["threshold"] = torch.tensor(eta, dtype=torch.float64)
+        if abs(found - expected) > TOLERANCE:
+            print(f"krt: {found:.2f} pseudo-labels per image above {eta:.4f}, expected {expected:.2f}", flush=True)
+
+    def frozen(self, network: Network) -> Iterable[str]:
+        """The old tasks' tokens and classifiers; another head has none."""
+        head = network.head
+        return [f"head.{name}" for name in head.old_parameters()] if isinstance(head, IncrementalCrossAttention) else []
+
+    def distances(self, learner: Outputs, prior: Outputs | None) -> dict[str, Tensor]:
+        """Per image: how far the old tasks' embeddings have turned."""
+        if prior is None:
+            return {}
+        before = prior.representation.float()
+        now = learner.representation[:, : before.shape[1]].float()
+        return {"tokens": 1 - cosine_similarity(now.flatten(1), before.flatten(1))}
+
+    def terms(self, step: Step) -> dict[str, Tensor]:
+        """The classification loss of one batch, and the turn of the old embeddings."""
+        targets, known = step.targets, None
+        if step.prior_logits is not None:
+            pseudo = step.prior_logits.sigmoid() > self.threshold
+            targets = torch.cat([targets[:, : step.old].maximum(pseudo.to(targets.dtype)), targets[:, step.old :]], 1)
+        if step.known is not None and self.config.memory.unknown == "masked":
+            known = step.known.clone()
+            known[:, : step.old] = True  # a label, or the prior model's word for it
+        terms = {"ce": self.classify(step.logits, targets, known), **self.replayed(step)}
+        weight = self.config.krt.tokens * (step.logits.shape[1] / step.new) ** 0.5
+        for name, values in step.distances.items():
+            terms[name] = weight * values.mean()
+        return terms
+
+
+def threshold_for(scores: Tensor, expected: float, start: float) -> tuple[float, float]:
+    """Walk from `start` to a threshold that about `expected` scores of an image exceed.
+
+    Steps have a fixed size, and the walk ends within a tolerance that is absolute; where it would go on for too long
+    or step over the goal for ever, it ends at the nearest threshold that it passed.
+
+    Args:
+        scores: (images, classes), between 0 and 1.
+        expected: how many per image.
+        start: first threshold.
+
+    Returns:
+        The threshold, and how many scores per image exceed it.
+    """
+    rising = scores.double().flatten().sort().values
+
+    def exceeding(thresholds: Tensor) -> Tensor:
+        return (len(rising) - torch.searchsorted(rising, thresholds, right=True)).double() / len(scores)
+
+    first = torch.tensor([start], dtype=torch.float64, device=scores.device)
+    direction = 1 if exceeding(first) > expected else -1
+    path = (first + direction * STEP * torch.arange(STEPS + 1).to(first)).clamp(LOWEST, HIGHEST)
+    counts = exceeding(path)
+    gaps = (counts - expected).abs()
+    near = (gaps <= TOLERANCE).nonzero()
+    best = int(near[0]) if len(near) else int(gaps.argmin())
+    return float(path[best]), float(counts[best])

@@ -1,0 +1,63 @@
+"""oEWC: online elastic weight consolidation (Schwarz et al., ICML 2018), for many labels."""
+
+import torch
+from torch import Tensor
+
+from csc.methods import register
+from csc.methods.base import Lesson
+from csc.methods.finetune import FineTune
+from csc.methods.losses import binary_cross_entropy
+from csc.nets.network import Network
+
+__all__ = ["OnlineEWC"]
+
+
+@register
+class OnlineEWC(FineTune):
+    """L = L_cls + λ Σ F (θ - θ*)²: fine-tuning, with weights held where they mattered.
+
+    After each task F ← γ F + F_t and θ* ← θ. F_t is the mean squared gradient of the log-likelihood of the task's
+    labels, Σ_c over C^t, on a sample of its images. Rows of a head that came later have F = 0.
+    """
+
+    name = "oewc"
+
+    def penalty(self, network: Network) -> dict[str, Tensor]:
+        """λ Σ F (θ - θ*)²; nothing in the base task."""
+        parts = [
+            (self._on(value, f"fisher.{name}") * (value - self._on(value, f"star.{name}")).square()).sum()
+            for name, value in network.named_parameters()
+            if value.requires_grad and f"fisher.{name}" in self.state
+        ]
+        return {"ewc": self.config.oewc.weight * torch.stack(parts).sum()} if parts else {}
+
+    def finish(self, lesson: Lesson) -> None:
+        """Estimate the Fisher information of the task and keep the weights."""
+        network, settings = lesson.network.eval(), self.config.oewc
+        learned = {name: value for name, value in network.named_parameters() if value.requires_grad}
+        fisher = {name: torch.zeros_like(value) for name, value in learned.items()}
+        images = 0
+        for batch in lesson.plain_batches(settings.batch_size, settings.samples):
+            logits, targets = network(batch.images)[:, -lesson.new :], batch.targets[:, -lesson.new :]
+            likelihood = -lesson.new * binary_cross_entropy(logits, targets)  # Σ over classes, mean over images
+            gradients = torch.autograd.grad(likelihood, list(learned.values()), allow_unused=True)
+            for name, gradient in zip(learned, gradients, strict=True):
+                if gradient is not None:
+                    fisher[name] += gradient.square() * len(logits)
+            images += len(logits)
+        for name, value in learned.items():
+            self.state[f"fisher.{name}"] = (
+                self.config.oewc.gamma * self._on(value, f"fisher.{name}") + fisher[name] / images
+            ).cpu()
+            self.state[f"star.{name}"] = value.detach().cpu().clone()
+
+    def _on(self, parameter: Tensor, name: str) -> Tensor:
+        """A kept tensor on the device and in the shape of its parameter, zero where the parameter has grown."""
+        kept = self.state.get(name)
+        if kept is None:
+            return torch.zeros_like(parameter)
+        if kept.device != parameter.device or kept.shape != parameter.shape:
+            grown = torch.zeros_like(parameter)
+            grown[tuple(slice(size) for size in kept.shape)] = kept.to(parameter.device)
+            self.state[name] = kept = grown
+        return kept

@@ -1,0 +1,50 @@
+"""PODNet: pooled outputs distillation (Douillard et al., ECCV 2020), as KRT adapts it to many labels."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity, normalize
+
+from csc.methods import register
+from csc.methods.base import Step
+from csc.methods.er import ER
+from csc.nets.network import Outputs
+
+__all__ = ["PODNet"]
+
+
+@register
+class PODNet(ER):
+    """L = L_cls + √(n / n_new) (λ_c L_spatial + λ_f L_flat), with exemplars among the images.
+
+    L_spatial: at each stage of the backbone, the squared maps summed over the width and over the height, laid side by
+    side and normalised; the Euclidean distance between learner and prior, averaged over stages. L_flat: 1 - cosine of
+    the pooled final features. Both are zero for a frozen backbone: what is left then is ER.
+    """
+
+    name = "podnet"
+    needs_prior = True
+    looks_inside = True
+
+    def distances(self, learner: Outputs, prior: Outputs | None) -> dict[str, Tensor]:
+        """Per image: distance of the pooled maps and of the final features."""
+        if prior is None:
+            return {}
+        pairs = list(zip(learner.stages, prior.stages, strict=True))
+        spatial = torch.stack([(_pooled(mine) - _pooled(before)).norm(dim=1) for mine, before in pairs]).mean(0)
+        mine, before = (outputs.stages[-1].float().mean(dim=(2, 3)) for outputs in (learner, prior))
+        return {"spatial": spatial, "flat": 1 - cosine_similarity(mine, before)}
+
+    def terms(self, step: Step) -> dict[str, Tensor]:
+        """The classification loss of one batch, and how far the backbone has moved."""
+        terms = super().terms(step)
+        weights = {"spatial": self.config.podnet.spatial, "flat": self.config.podnet.flat}
+        growth = (step.logits.shape[1] / step.new) ** 0.5
+        for name, values in step.distances.items():
+            terms[name] = weights[name] * growth * values.mean()
+        return terms
+
+
+def _pooled(stage: Tensor) -> Tensor:
+    """(B, c, h, w) → (B, c (h + w)) of unit length."""
+    squared = stage.float().square()
+    return normalize(torch.cat([squared.sum(dim=3).flatten(1), squared.sum(dim=2).flatten(1)], dim=1))

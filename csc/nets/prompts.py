@@ -1,0 +1,86 @@
+"""L2P's backbone: a frozen vision transformer that learned prompts steer (Wang et al., CVPR 2022).
+
+A pool holds M prompts of L tokens and a key for each. The frozen transformer f gives an image x the query q, the final
+[CLS] feature of a pass without prompts. The K prompts with the largest cos(q, key) then stand between [CLS] and the
+patches of a second pass, and the feature of the image is the mean of their K · L outputs:
+
+    maps = mean f([CLS, P_1 … P_K, patches])_prompts,     pull = Σ_K cos(q, key_k)
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity
+
+from csc.config import L2p
+from csc.errors import BadConfig
+from csc.nets.backbone import Backbone, Inside
+
+__all__ = ["PromptedBackbone"]
+
+
+class PromptedBackbone(nn.Module):
+    """A pool of prompts before a transformer whose weights never change; prompts and keys are all that learns.
+
+    In training the batch votes: all its images get the prompts that most of them would choose. In evaluation each
+    image has its own, because a prediction must not depend on the images beside it (the released code votes there as
+    well). Prompts have no position: the pre-trained table knows only [CLS] and patches, and a prompt that learns can
+    hold in itself whatever a position would add.
+
+    Args:
+        backbone: a timm transformer with a class token.
+        config: size of the pool, of a prompt and of the choice.
+    """
+
+    def __init__(self, backbone: Backbone, config: L2p) -> None:
+        super().__init__()
+        net: Any = backbone.net
+        if getattr(net, "cls_token", None) is None or not hasattr(net, "blocks"):
+            raise BadConfig(
+                f"head=prompts: needs a vision transformer with a class token, backbone.name={_name(net)} is none; "
+                "try vit_base_patch16_224.augreg_in21k"
+            )
+        self.net, self.channels, self.chosen = net.requires_grad_(False).eval(), backbone.channels, config.chosen
+        self.prompts = nn.Parameter(torch.empty(config.pool, config.length, self.channels).uniform_(-1, 1))
+        self.keys = nn.Parameter(torch.empty(config.pool, self.channels).uniform_(-1, 1))
+
+    def train(self, mode: bool = True) -> "PromptedBackbone":
+        """Set the mode of the pool; the transformer stays in evaluation."""
+        super().train(mode)
+        self.net.eval()
+        return self
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Normalised images → maps (B, channels, 1, 1)."""
+        return self.inside(images).maps
+
+    def inside(self, images: Tensor) -> Inside:
+        """Maps, and how near the chosen keys are to the images."""
+        with torch.no_grad():
+            tokens = self.net.norm_pre(self.net._pos_embed(self.net.patch_embed(images)))
+            query = self.net.norm(self.net.blocks(tokens))[:, 0]
+        cosines = cosine_similarity(query.float().unsqueeze(1), self.keys, dim=2)  # (B, M), also of half-precise passes
+        choice = self.choose(cosines.detach())
+        prompts = self.prompts[choice].flatten(1, 2)  # (B, K · L, D)
+        first = self.net.num_prefix_tokens
+        prompted = torch.cat([tokens[:, :first], prompts.to(tokens.dtype), tokens[:, first:]], dim=1)
+        outputs = self.net.norm(self.net.blocks(prompted))[:, first : first + prompts.shape[1]]
+        maps = outputs.mean(dim=1)[:, :, None, None]
+        return Inside(maps, (maps,), cosines.gather(1, choice).sum(dim=1))
+
+    def choose(self, cosines: Tensor) -> Tensor:
+        """Which prompts each image gets (B, K), from the cosines to all keys (B, M)."""
+        choice = cosines.topk(self.chosen, dim=1).indices
+        if not self.training:
+            return choice
+        votes = choice.flatten().bincount(minlength=len(self.keys))
+        if dist.is_initialized():  # the batch is that of all processes
+            dist.all_reduce(votes)
+        winners = votes.argsort(descending=True, stable=True)[: self.chosen]
+        return winners.expand(len(cosines), -1)
+
+
+def _name(net: Any) -> str:
+    return str(getattr(net, "default_cfg", {}).get("architecture", type(net).__name__))

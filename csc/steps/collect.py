@@ -1,0 +1,61 @@
+"""collect: the tables of a study, from the runs that the tracking server knows."""
+
+import json
+from collections.abc import Container, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from csc.data.dataset import Dataset
+from csc.storage import atomic_folder, write_bytes
+from csc.study.cells import Place, cells, results
+from csc.study.files import write_files
+from csc.study.outcome import Outcome
+from csc.study.page import render
+from csc.study.render import markdown, text
+from csc.study.spec import Study
+
+__all__ = ["collect", "order_for"]
+
+
+def order_for(study: Study, places: Mapping[str, Place], tried: Container[str]) -> str:
+    """What `collect` is told.
+
+    Args:
+        study: of which the tables are made.
+        places: of its data sets, by name.
+        tried: names of the cells that the pipeline runs; they go by their numbers, which are shorter.
+    """
+    content = {
+        "study": json.loads(study.to_json()),
+        "places": {name: {"data": place.data, "classes": place.classes} for name, place in places.items()},
+        "tried": [number for number, cell in enumerate(cells(study, places)) if cell.name in tried],
+    }
+    return json.dumps(content, sort_keys=True)
+
+
+def collect(order: str, page_out: str, table_out: str, files_out: str) -> str:
+    """Write the tables of a study; a cell that was to be run and is not finished has failed.
+
+    Args:
+        order: what `order_for` made.
+        page_out: HTML file to write.
+        table_out: Markdown file to write.
+        files_out: folder to write, with the tables in all forms.
+
+    Returns:
+        The tables as text.
+    """
+    content = json.loads(order)
+    study = Study.from_json(json.dumps(content["study"]))
+    places = {name: Place(**place) for name, place in content["places"].items()}
+    places = {name: replace(p, fingerprint=Dataset.open(p.data).fingerprint) for name, p in places.items()}
+    asked = cells(study, places)
+    tried = {asked[number].name for number in content["tried"]}
+    outcome = Outcome(study, tuple(results(asked, tried=tried)))
+    write_bytes(page_out, render(outcome).encode())
+    write_bytes(table_out, markdown(outcome).encode())
+    with atomic_folder(Path(files_out)) as folder:
+        write_files(outcome, folder)
+    tables = text(outcome)
+    print(tables)
+    return tables

@@ -1,0 +1,37 @@
+"""prior: find the registered model of the task before, so that a pipeline can begin in the middle of a scenario."""
+
+from pathlib import Path
+
+from csc.config import resolve
+from csc.errors import BadModel
+from csc.scenario import Scenario
+from csc.steps.ingest import Origin
+from csc.storage import write_json
+from csc.tracking import find_record, model_name
+
+__all__ = ["prior"]
+
+
+def prior(origin: str, scenario: str, config: str, task: int, out: str) -> None:
+    """Write `registered.json` of an earlier task of the same run, as `register` wrote it.
+
+    The same run means the same settings and seed, data and code: a window continues a run, it never mixes two.
+
+    Args:
+        origin: of the data, from `ingest`.
+        scenario: name.
+        config: settings as JSON.
+        task: number of the task whose model is looked for.
+        out: file to write.
+    """
+    source = Origin.from_json(origin)
+    settings = resolve(Scenario.parse(scenario).dataset, config)
+    name = model_name(scenario, settings.method)
+    record = find_record(name, task, settings.fingerprint(scenario, source.fingerprint, source.code))
+    if record is None:
+        raise BadModel(
+            f"no registered model '{name}' of task {task} with seed {settings.seed}, these settings, data "
+            f"{source.fingerprint[:12]} and code {source.code}; run the tasks up to it with the same arguments first"
+        )
+    write_json(Path(out), record)
+    print(f"task {task}: continues models:/{name}/{record['model']['version']}")

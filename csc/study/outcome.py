@@ -1,0 +1,167 @@
+"""What came out of a study: our numbers over seeds, the paper's beside them, and what is missing."""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from csc.report.run import printable
+from csc.report.table import shortened
+from csc.study.cells import Result
+from csc.study.spec import COLUMNS, Reference, Row, Study
+
+__all__ = ["Entry", "Number", "Outcome", "shown"]
+
+_ROOM = 90  # columns for a list of names
+
+
+@dataclass(frozen=True)
+class Number:
+    """A mean over seeds, with the sample standard deviation where there are several."""
+
+    mean: float
+    std: float | None
+    n: int
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One row of the table of one scenario: the results of all its seeds."""
+
+    row: Row
+    scenario: str
+    results: tuple[Result, ...]
+
+    def number(self, column: str) -> Number | None:
+        """Our number, of the seeds that are finished; None if there is none."""
+        values = [value for result in self.results if (value := result.value(column)) is not None]
+        if not values:
+            return None
+        mean = math.fsum(values) / len(values)
+        spread = math.fsum((value - mean) ** 2 for value in values)
+        return Number(mean, math.sqrt(spread / (len(values) - 1)) if len(values) > 1 else None, len(values))
+
+    @property
+    def reference(self) -> Reference:
+        """The paper's numbers."""
+        return self.row.reference(self.scenario)
+
+    def difference(self, column: str) -> float | None:
+        """Ours minus the paper's."""
+        ours, paper = self.number(column), self.reference.numbers.get(column)
+        return ours.mean - paper if ours is not None and paper is not None else None
+
+    @property
+    def missing(self) -> str:
+        """In a word why there is no number; empty if there is one."""
+        words = {result.missing for result in self.results}
+        return "" if "" in words else "failed" if "failed" in words else "not run"
+
+    @property
+    def curve(self) -> tuple[float, ...]:
+        """The mAP after each task, as a mean over the finished seeds."""
+        curves = [result.curve for result in self.results if result.curve]
+        return tuple(math.fsum(values) / len(values) for values in zip(*curves, strict=True))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A study and what is known of its cells."""
+
+    study: Study
+    results: tuple[Result, ...]
+
+    def table(self, scenario: str) -> list[Entry]:
+        """The rows of a scenario's table, those without any number included."""
+        here = [result for result in self.results if result.cell.scenario.name == scenario]
+        return [
+            Entry(row, scenario, tuple(result for result in here if result.cell.row.name == row.name))
+            for row in self.study.rows
+        ]
+
+    def compared(self, scenario: str) -> set[str]:
+        """The columns for which the paper has a number in this table."""
+        return {column for entry in self.table(scenario) for column in entry.reference.numbers}
+
+    @property
+    def failed(self) -> list[Result]:
+        """The cells that were tried in vain."""
+        return [result for result in self.results if result.missing == "failed"]
+
+    def notes(self) -> list[str]:
+        """What a reader must know of starred numbers of the paper, and of which."""
+        rows: dict[str, list[str]] = {}
+        for entry in (entry for scenario in self.study.scenarios for entry in self.table(scenario)):
+            if note := entry.reference.note:
+                rows.setdefault(note, []).append(entry.row.name)
+        return [f"{note}: {shortened(list(dict.fromkeys(names)), _ROOM)}" for note, names in rows.items()]
+
+    def gaps(self) -> list[str]:
+        """What is missing and why, a line for each reason."""
+        reasons: dict[tuple[str, str], list[Result]] = {}
+        for result in self.results:
+            if result.missing:
+                reasons.setdefault((result.missing, result.reason), []).append(result)
+        return [
+            f"{word} ({len(missing)} of {len(self.results)} cells): {self._named(missing)}: {printable(reason)}"
+            for (word, reason), missing in reasons.items()
+        ]
+
+    def _named(self, missing: list[Result]) -> str:
+        """The rows that cells are in; scenarios and seeds only where they are not all concerned."""
+        rows = dict.fromkeys(result.cell.row.name for result in missing)
+        scenarios = dict.fromkeys(result.cell.scenario.name for result in missing)
+        seeds = dict.fromkeys(str(result.cell.seed) for result in missing)
+        words = ["all rows" if len(rows) == len(self.study.rows) else shortened(list(rows), _ROOM)]
+        words += [] if len(scenarios) == len(self.study.scenarios) else [f"on {', '.join(scenarios)}"]
+        words += [] if len(seeds) == len(self.study.seeds) else [f"seed {', '.join(seeds)}"]
+        return ", ".join(words)
+
+    def rankings(self) -> Iterator[str]:
+        """How the order that the paper claims fares here, a line for each scenario and claim."""
+        column = self.study.columns[0]
+        for scenario in self.study.scenarios:
+            means = {entry.row.name: number.mean for entry in self.table(scenario) if (number := entry.number(column))}
+            for chain in self.study.order:
+                ranked = [(name, means[row]) for name in chain if (row := self.study.ranked(name).name) in means]
+                if len(ranked) < 2:
+                    continue
+                claim = " > ".join(name for name, _ in ranked)
+                against = [
+                    f"{low} {shown(column, b)} is not below {high} {shown(column, a)}"
+                    for (high, a), (low, b) in pairwise(ranked)
+                    if a <= b
+                ]
+                verdict = "holds" if not against else "does not hold: " + ", ".join(against)
+                yield f"order of the paper by {COLUMNS[column]}, {scenario}: {claim}: {verdict}"
+
+    def facts(self) -> list[str]:
+        """What the results stand on; where cells differ in it, which ones."""
+        finished = [result for result in self.results if not result.missing]
+        seeds = f"seeds {', '.join(map(str, self.study.seeds))}"
+        if not finished:
+            return [seeds]
+        data = dict.fromkeys(f"{r.cell.scenario.dataset} {r.fact('data')[:12]}" for r in finished)
+        lines = [f"{seeds} · data {', '.join(data)}"]
+        for name in ("initialisation", "code"):
+            values: dict[str, list[Result]] = {}
+            for result in finished:
+                values.setdefault(printable(result.fact(name)), []).append(result)
+            if len(values) == 1:
+                lines.append(f"{name} {next(iter(values))}")
+            else:
+                lines += [f"{name} differs: {value} ({_rows(those)})" for value, those in values.items()]
+        return lines
+
+
+def _rows(results: Iterable[Result]) -> str:
+    return shortened(list(dict.fromkeys(result.cell.row.name for result in results)), _ROOM)
+
+
+def shown(column: str, value: float) -> str:
+    """A number as the table prints it: H is no percentage, and small.
+
+    >>> shown("last_mAP", 74.123), shown("H", 5.361)
+    ('74.1', '5.36')
+    """
+    return f"{value:.2f}" if column == "H" else f"{value:.1f}"

@@ -1,0 +1,186 @@
+"""The tables of a study, for a terminal, Markdown, LaTeX and spreadsheets."""
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+from csc.report.run import printable
+from csc.report.table import aligned, escape_markdown, width_of
+from csc.study.outcome import Entry, Outcome, shown
+from csc.study.spec import COLUMNS
+
+__all__ = ["csv_lines", "latex", "markdown", "remarks", "table_cells", "text"]
+
+_LATEX = {
+    **{mark: f"\\{mark}" for mark in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "−": "$-$",
+    "→": r"$\rightarrow$",
+    "β": r"$\beta$",
+    "–": "--",
+}
+
+
+def table_cells(outcome: Outcome, scenario: str, pm: str = " ± ") -> tuple[list[str], list[list[str]]]:
+    """The head and the rows of a scenario's table, as text.
+
+    The first columns are the row's label and, where rows have one, its group; then for each of the study's columns our
+    number and, where the paper has any, the paper's and the difference.
+    """
+    compared, groups = outcome.compared(scenario), any(row.group for row in outcome.study.rows)
+    head = ["", *([outcome.study.groups] if groups else [])]
+    for column in outcome.study.columns:
+        head += [COLUMNS[column], *(["paper", "diff"] if column in compared else [])]
+    rows = []
+    for entry in outcome.table(scenario):
+        cells = [printable(entry.row.label), *([printable(entry.row.group)] if groups else [])]
+        for index, column in enumerate(outcome.study.columns):
+            cells.append(_ours(outcome, entry, column, pm) or (entry.missing if index == 0 else "") or "–")
+            if column in compared:
+                cells += _paper(entry, column)
+        rows.append(cells)
+    return head, rows
+
+
+def _ours(outcome: Outcome, entry: Entry, column: str, pm: str) -> str:
+    number = entry.number(column)
+    if number is None:
+        return ""
+    spread = "" if number.std is None else f"{pm}{shown(column, number.std)}"
+    count = "" if number.n == len(outcome.study.seeds) else f" (n={number.n})"
+    return f"{shown(column, number.mean)}{spread}{count}"
+
+
+def _paper(entry: Entry, column: str) -> list[str]:
+    """The paper's number, with a star where there is a note, and the difference."""
+    value, difference = entry.reference.numbers.get(column), entry.difference(column)
+    if value is None:
+        return ["–", ""]
+    printed = f"{value:.1f}" if round(value, 1) == value and column != "H" else f"{value:.2f}"
+    star = "*" if entry.reference.note else ""
+    if difference is None:
+        return [printed + star, ""]
+    size = shown(column, abs(difference))
+    sign = "" if float(size) == 0 else "−" if difference < 0 else "+"
+    return [printed + star, sign + size]
+
+
+def remarks(outcome: Outcome) -> list[str]:
+    """The lines below the tables."""
+    several = len(outcome.study.seeds) > 1
+    return [
+        *(["± is the sample standard deviation over seeds; n is given where seeds are missing"] if several else []),
+        *(f"* {note}" for note in outcome.notes()),
+        *outcome.gaps(),
+        *outcome.rankings(),
+        *outcome.facts(),
+    ]
+
+
+def text(outcome: Outcome) -> str:
+    """Return the tables for a terminal."""
+    lines = [f" {printable(outcome.study.title)}"]
+    for scenario in outcome.study.scenarios:
+        head, rows = table_cells(outcome, scenario, pm="±")
+        widths = [max(width_of(row[column]) for row in [head, *rows]) for column in range(len(head))]
+        left = 2 if any(row.group for row in outcome.study.rows) else 1
+        body = [aligned(row, widths, left) for row in [head, *rows]]
+        rule = max(map(width_of, body)) + 1
+        lines += ["", f" {scenario}", "━" * rule, body[0], "─" * rule]
+        for line, splits in zip(body[1:], _splits(outcome), strict=True):
+            lines += ["─" * rule, line] if splits else [line]
+        lines.append("━" * rule)
+    return "\n".join([*lines, *(f" {line}" for line in remarks(outcome))])
+
+
+def markdown(outcome: Outcome) -> str:
+    """Return the tables as Markdown."""
+    lines = [f"# {escape_markdown(outcome.study.title)}", ""]
+    for scenario in outcome.study.scenarios:
+        head, rows = table_cells(outcome, scenario)
+        left = 2 if any(row.group for row in outcome.study.rows) else 1
+        rule = [":--"] * left + ["--:"] * (len(head) - left)
+        lines += [f"## {scenario}", ""]
+        escaped = [[escape_markdown(cell) for cell in row] for row in (head, *rows)]
+        lines += ["| " + " | ".join(row) + " |" for row in (escaped[0], rule, *escaped[1:])]
+        lines.append("")
+    return "\n".join([*lines, *(f"- {escape_markdown(line)}" for line in remarks(outcome)), ""])
+
+
+def latex(outcome: Outcome) -> str:
+    """Return the tables as LaTeX; they need the package booktabs."""
+    lines = [f"% {printable(outcome.study.title)}: \\usepackage{{booktabs}}"]
+    for scenario in outcome.study.scenarios:
+        head, rows = table_cells(outcome, scenario)
+        left = 2 if any(row.group for row in outcome.study.rows) else 1
+        lines += [
+            r"\begin{table}",
+            r"  \centering",
+            f"  \\caption{{{escape_latex(outcome.study.title)}, {escape_latex(scenario)}}}",
+            f"  \\begin{{tabular}}{{{'l' * left}{'r' * (len(head) - left)}}}",
+            r"    \toprule",
+            f"    {_latex_row(head)}",
+            r"    \midrule",
+        ]
+        for row, splits in zip(rows, _splits(outcome), strict=True):
+            lines += [r"    \midrule"] if splits else []
+            lines.append(f"    {_latex_row(row)}")
+        lines += [r"    \bottomrule", r"  \end{tabular}", r"\end{table}"]
+    return "\n".join([*lines, *(f"% {line}" for line in remarks(outcome)), ""])
+
+
+def escape_latex(words: str) -> str:
+    r"""Write any text so that LaTeX prints it.
+
+    >>> escape_latex("5_000 & −1")
+    '5\\_000 \\& $-$1'
+    """
+    return "".join(_LATEX.get(character, character) for character in words)
+
+
+def _latex_row(cells: Sequence[str]) -> str:
+    return " & ".join(map(escape_latex, cells)) + r" \\"
+
+
+def _splits(outcome: Outcome) -> list[bool]:
+    """For each row, whether a rule above it sets it apart from another group."""
+    rows = outcome.study.rows
+    return [False, *(above.group != row.group for above, row in pairwise(rows))] if rows else []
+
+
+def csv_lines(outcome: Outcome) -> str:
+    """Return everything in long form: a line for each cell and column, with all that the number stands on."""
+    out = io.StringIO()
+    records = list(_records(outcome))
+    writer = csv.DictWriter(out, list(records[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return out.getvalue()
+
+
+def _records(outcome: Outcome) -> Iterator[dict[str, Any]]:
+    for result in outcome.results:
+        cell, finished = result.cell, not result.missing
+        paper = cell.row.reference(cell.scenario.name).numbers
+        for column in outcome.study.columns:
+            yield {
+                "study": outcome.study.name,
+                "scenario": cell.scenario.name,
+                "row": cell.row.label,
+                "group": cell.row.group,
+                "method": cell.row.method,
+                "seed": cell.seed,
+                "status": "finished" if finished else result.missing,
+                "reason": result.reason,
+                "metric": column,
+                "value": result.value(column),
+                "paper": paper.get(column),
+                **{name: result.fact(name) if finished else "" for name in ("initialisation", "data", "code")},
+                "run": result.run_id,
+                "settings": cell.settings,
+            }

@@ -1,0 +1,174 @@
+"""What a study is: rows, scenarios and seeds."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from csc.errors import BadConfig
+from csc.report.paper import paper_rows
+from csc.scenario import Scenario
+
+__all__ = ["COLUMNS", "Reference", "Row", "Study", "merged"]
+
+COLUMNS = {
+    "last_mAP": "last mAP",
+    "last_CF1": "last CF1",
+    "last_OF1": "last OF1",
+    "avg_mAP": "average mAP",
+    "forgetting": "forgetting",
+    "H": "H",
+    "FPR": "FPR",
+    "ECE": "ECE",
+    "CP": "CP",
+    "CR": "CR",
+    "OP": "OP",
+    "OR": "OR",
+    "CR-CP": "CR−CP",
+    "OR-OP": "OR−OP",
+}
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The paper's numbers for one row on one scenario, by column, and what a reader must know of them."""
+
+    numbers: Mapping[str, float]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a table.
+
+    Attributes:
+        label: its name in print.
+        method: learning method.
+        group: what several rows share, such as the buffer size `20/class`; with the label it is unique.
+        settings: overrides that make this row.
+        by_scenario: further overrides, by scenario.
+        paper: the paper's numbers by scenario and column; under `buffer`, the row of the paper's tables 1 and 2 that
+            has them.
+    """
+
+    label: str
+    method: str
+    group: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    by_scenario: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    paper: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Label and, in brackets, group."""
+        return f"{self.label} ({self.group})" if self.group else self.label
+
+    def reference(self, scenario: str) -> Reference:
+        """What the paper has for this row on a scenario; often nothing."""
+        if scenario in self.paper:
+            return Reference(self.paper[scenario])
+        for printed in paper_rows(scenario, self.method):
+            if printed.buffer == self.paper.get("buffer"):
+                return Reference(printed.numbers, printed.note)
+        return Reference({})
+
+
+@dataclass(frozen=True)
+class Study:
+    """Which runs a study is made of, and what its table shows.
+
+    Attributes:
+        name: of the file.
+        title: one line.
+        rows: of the table.
+        scenarios: one table each.
+        seeds: each row is run with each of them.
+        columns: names from `COLUMNS`.
+        settings: overrides for all rows; a row's own win.
+        groups: what the rows' groups are, for the head of their column.
+        order: names of rows as the paper ranks them by the first column, best first; several rankings are possible.
+        overrides: settings that win over everything in the file, from the command line.
+    """
+
+    name: str
+    title: str
+    rows: tuple[Row, ...]
+    scenarios: tuple[str, ...]
+    seeds: tuple[int, ...] = (0, 1, 2)
+    columns: tuple[str, ...] = ("last_mAP", "last_CF1", "last_OF1", "avg_mAP")
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    groups: str = ""
+    order: tuple[tuple[str, ...], ...] = ()
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+
+    def settings_of(self, row: Row, scenario: str, seed: int) -> dict[str, Any]:
+        """The overrides that make one cell."""
+        layers = (self.settings, row.settings, row.by_scenario.get(scenario, {}), self.overrides)
+        return merged(*layers) | {"method": row.method, "seed": seed}
+
+    def narrowed(
+        self,
+        scenarios: Sequence[str] | None = None,
+        wanted: Sequence[str] | None = None,
+        seeds: Sequence[int] | None = None,
+        overrides: Mapping[str, Any] | None = None,
+    ) -> "Study":
+        """The part of the study that the command line asks for.
+
+        Args:
+            scenarios: in the place of the study's own; any will do.
+            wanted: methods or labels whose rows are kept.
+            seeds: in the place of the study's own.
+            overrides: settings that win over all others.
+        """
+        rows = [row for row in self.rows if wanted is None or row.method in wanted or row.label in wanted]
+        for name in wanted or ():
+            if not any(name in (row.method, row.label) for row in self.rows):
+                known = ", ".join(dict.fromkeys(row.method for row in self.rows))
+                raise BadConfig(f"--methods {name}: study '{self.name}' has no such row; its methods are {known}")
+        kept = {name for row in rows for name in (row.label, row.name)}
+        order = [tuple(name for name in chain if name in kept) for chain in self.order]
+        chosen = tuple(Scenario.parse(name).name for name in scenarios or self.scenarios)
+        elsewhere = [name for name in chosen if name not in self.scenarios]
+        return replace(
+            self,
+            title=f"{self.title}; its rows on {', '.join(elsewhere)}" if elsewhere else self.title,
+            rows=tuple(rows),
+            scenarios=chosen,
+            seeds=tuple(seeds or self.seeds),
+            order=tuple(chain for chain in order if len(chain) > 1),
+            overrides=merged(self.overrides, overrides or {}),
+        )
+
+    def ranked(self, name: str) -> Row:
+        """The row that `order` means by a name: a label, with the group where the label alone is not enough."""
+        return next(row for row in self.rows if name in (row.label, row.name))
+
+    def to_json(self) -> str:
+        """The study as a pipeline parameter."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Study":
+        """Read back what `to_json` wrote."""
+        content = json.loads(text)
+        lists = {key: tuple(content[key]) for key in ("scenarios", "seeds", "columns")}
+        rows = tuple(Row(**row) for row in content["rows"])
+        return cls(**{**content, **lists, "rows": rows, "order": tuple(map(tuple, content["order"]))})
+
+
+def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay nested mappings over each other; later ones win.
+
+    >>> merged({"train": {"lr": 1, "epochs": 2}}, {"train": {"lr": 3}})
+    {'train': {'lr': 3, 'epochs': 2}}
+    """
+    tree: dict[str, Any] = {}
+    for layer in layers:
+        for key, value in layer.items():
+            below = tree.get(key)
+            if isinstance(value, Mapping):
+                tree[key] = merged(below if isinstance(below, Mapping) else {}, value)
+            else:
+                tree[key] = value
+    return tree

@@ -1,0 +1,209 @@
+"""Steps in containers of this machine: which images, what they see of the machine, who they are, and how they end.
+
+A container is held as a cluster would hold it: an unprivileged user, no capabilities, a read-only root file system. It
+sees the work folder, the data and whatever files the settings name, each at the path it has outside.
+"""
+
+import codecs
+import contextlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import yaml
+from kfp import local
+
+from csc.errors import CscError
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+__all__ = ["NoContainer", "docker_runner"]
+
+_WORKDIR_LABEL = "csc.workdir"
+# Variables that a step may need to reach data, tracking and weights, and how those end that name a file or folder.
+_PASSED_ON = ("AWS_", "CSC_", "HF_", "MLFLOW_", "OMP_NUM_THREADS", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE")
+_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+_PLACES = ("_BUNDLE", "_CACHE", "_DIR", "_FILE", "_HOME", "_PATH")
+_SHARED_MEMORY = "8g"  # at most; loader processes hand batches through it
+
+
+class NoContainer(CscError):
+    """No engine, no image, or nothing that a container may write to."""
+
+
+@contextlib.contextmanager
+def docker_runner(package: Path, arguments: Mapping[str, str], workdir: Path) -> Iterator[local.DockerRunner]:
+    """A runner that executes the steps of a compiled pipeline in containers, for as long as the block lasts.
+
+    Args:
+        package: the compiled pipeline, which names the images.
+        arguments: run-time arguments of the pipeline, which name data and weights.
+        workdir: folder of the run; nobody else uses it now.
+    """
+    with _engine() as client:
+        images = sorted(_images(package))
+        for image in images:
+            _make_available(client, image)
+        _remove_leftovers(client, workdir)
+        user = _user(client, images[0], workdir, package)
+        environment = _environment(workdir)
+        with _awaited_containers():
+            yield local.DockerRunner(
+                **_options(client),
+                user=user,
+                environment=environment,
+                mounts=_mounts(_places(workdir, arguments, environment)),
+                network_mode="host" if _names_this_machine(environment) else None,
+                labels={_WORKDIR_LABEL: str(workdir)},
+            )
+
+
+@contextlib.contextmanager
+def _engine() -> "Iterator[DockerClient]":
+    """The engine that DOCKER_HOST names; its refusals come out as one line."""
+    import docker
+    from requests.exceptions import RequestException
+
+    try:
+        with contextlib.closing(docker.from_env()) as client:
+            client.ping()
+            yield client
+    except (docker.errors.DockerException, RequestException) as error:
+        reason = " ".join(str(error).split())
+        raise NoContainer(
+            f"--runner docker: {reason}; is the engine running and may you use it? "
+            "'docker info' tells, --runner subprocess needs none"
+        ) from None
+
+
+def _images(package: Path) -> set[str]:
+    """The images that a compiled pipeline names."""
+    specification = next(yaml.safe_load_all(package.read_text(encoding="utf-8")))
+    return {executor["container"]["image"] for executor in specification["deploymentSpec"]["executors"].values()}
+
+
+def _make_available(client: "DockerClient", image: str) -> None:
+    import docker
+
+    try:
+        client.images.get(image)
+    except docker.errors.ImageNotFound:
+        try:
+            client.images.pull(image)
+        except docker.errors.APIError:
+            raise NoContainer(
+                f"--runner docker: there is no image {image}, here or in a registry; build it with 'make images'"
+            ) from None
+
+
+def _remove_leftovers(client: "DockerClient", workdir: Path) -> None:
+    """End what a killed run has left running: it would write into the same folder."""
+    for container in client.containers.list(all=True, filters={"label": f"{_WORKDIR_LABEL}={workdir}"}):
+        container.remove(v=True, force=True)
+
+
+def _user(client: "DockerClient", image: str, workdir: Path, package: Path) -> str:
+    """Who the steps are: ourselves, or the image's user if we are root, who then gets a new work folder."""
+    (workdir / "pipeline").mkdir(parents=True, exist_ok=True)
+    if os.getuid() != 0:
+        return f"{os.getuid()}:{os.getgid()}"
+    user = str(client.images.get(image).attrs["Config"]["User"])
+    uid, gid = (int(number) for number in user.split(":"))
+    if workdir.stat().st_uid != uid:
+        if {path.name for path in workdir.iterdir()} - {".lock", "pipeline", package.name}:
+            raise NoContainer(
+                f"{workdir}: belongs to another user than the steps of the images, {user}; "
+                f"choose a new --workdir, or hand it over with 'chown -R {user} {workdir}'"
+            )
+        for folder in (workdir, workdir / "pipeline"):
+            os.chown(folder, uid, gid)
+    return user
+
+
+def _environment(workdir: Path) -> dict[str, str]:
+    """The variables of this process that the steps get to see; places that are not there are none of them.
+
+    Files of a bucket are fetched into the work folder, once for all steps, unless a folder for them is named.
+    """
+    passed = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
+    there = {name: value for name, value in passed.items() if not name.endswith(_PLACES) or Path(value).exists()}
+    proxies = {name: value for name, value in os.environ.items() if name.upper() in _PROXIES}
+    return {"CSC_CACHE": str(workdir / "fetched")} | there | proxies
+
+
+def _names_this_machine(environment: Mapping[str, str]) -> bool:
+    """Whether a server is meant that only this machine's own network reaches."""
+    hosts = {urlsplit(value).hostname for name, value in environment.items() if "://" in value}
+    return not hosts.isdisjoint({"localhost", "127.0.0.1", "::1"})
+
+
+def _places(workdir: Path, arguments: Mapping[str, str], environment: Mapping[str, str]) -> list[Path]:
+    """Every file and folder of this machine that the steps must see, none of them inside another."""
+    named = [value for name, value in environment.items() if name.endswith(_PLACES)]
+    named += [arguments["data"], json.loads(arguments["config"]).get("init", "")]
+    tracking = environment.get("MLFLOW_TRACKING_URI", "")
+    if tracking.startswith("sqlite:///"):  # which writes files beside the database
+        named.append(str(Path(tracking.removeprefix("sqlite:///")).parent))
+    there = {Path(name).absolute() for name in named if name and (Path(name).is_file() or Path(name).is_dir())}
+    wanted = {workdir, *there}
+    return sorted(place for place in wanted if wanted.isdisjoint(place.parents))
+
+
+def _mounts(places: Iterable[Path]) -> list[Any]:
+    from docker.types import Mount
+
+    temporary = Mount("/tmp", None, type="volume")  # on disk, and gone with the container
+    return [temporary, *(Mount(str(place), str(place), type="bind") for place in places)]
+
+
+def _options(client: "DockerClient") -> dict[str, Any]:
+    """How a container is held, whatever it does."""
+    from docker.types import DeviceRequest
+
+    gpus = [DeviceRequest(count=-1, capabilities=[["gpu"]])] if "nvidia" in client.info()["Runtimes"] else []
+    return {
+        "read_only": True,
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges"],
+        "shm_size": _SHARED_MEMORY,
+        "working_dir": str(Path.cwd()),  # what settings name relative to it is found
+        "device_requests": gpus,
+    }
+
+
+@contextlib.contextmanager
+def _awaited_containers() -> Iterator[None]:
+    """Have kfp start containers our way.
+
+    Its own way lets the engine remove a container that has ended: one that is gone before its exit code is read counts
+    as a success, and one whose run is interrupted works on.
+    """
+    from kfp.local import docker_task_handler
+
+    original = docker_task_handler.run_docker_container
+    docker_task_handler.run_docker_container = _run_to_its_end
+    try:
+        yield
+    finally:
+        docker_task_handler.run_docker_container = original
+
+
+def _run_to_its_end(
+    client: "DockerClient", image: str, command: list[str], volumes: dict[str, Any], **options: Any
+) -> int:
+    """Run a container, print its output line by line, and return its exit code."""
+    container = client.containers.run(image, command, detach=True, volumes=volumes, **options)
+    try:
+        pending = ""
+        for text in codecs.iterdecode(container.logs(stream=True), "utf-8", "replace"):
+            *lines, pending = (pending + text).split("\n")
+            for line in lines:
+                print(line)
+        print(f"{pending}\n")
+        return int(container.wait()["StatusCode"])
+    finally:
+        container.remove(v=True, force=True)

@@ -1,0 +1,162 @@
+"""The commands of `csc` that talk to a Kubeflow cluster: submit and status."""
+
+import hashlib
+import sys
+import tempfile
+from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from csc.command import Command
+from csc.config import resolve
+from csc.errors import BadConfig, BadData
+from csc.pipelines.commands import class_count, overrides_of, scenario_arguments
+from csc.pipelines.profile import SHIPPED, Profile, read_profile, run_defaults
+from csc.pipelines.window import Window
+from csc.scenario import CLASS_COUNTS, Scenario
+
+if TYPE_CHECKING:
+    from csc.pipelines.endpoint import Endpoint
+
+__all__ = ["STATUS", "SUBMIT", "check_edited", "endpoint_arguments", "open_endpoint", "run_arguments", "send"]
+
+
+def endpoint_arguments(parser: ArgumentParser) -> None:
+    """Declare how to reach a cluster."""
+    parser.add_argument("--host", metavar="URL", default="", help="address of Kubeflow Pipelines")
+    access = parser.add_mutually_exclusive_group()
+    access.add_argument("--token-env", metavar="NAME", help="environment variable that holds a bearer token")
+    access.add_argument("--cookie-env", metavar="NAME", help="environment variable that holds a cookie")
+
+
+def _submit_arguments(parser: ArgumentParser) -> None:
+    scenario_arguments(parser, profile="kubeflow")
+    endpoint_arguments(parser)
+    run_arguments(parser)
+
+
+def run_arguments(parser: ArgumentParser) -> None:
+    """Declare under which names a run goes to a cluster, and whether it is followed."""
+    parser.add_argument("--experiment", help="of Kubeflow Pipelines (default: the profile's)")
+    parser.add_argument("--namespace", help="where runs are, if Kubeflow has many users (default: the profile's)")
+    parser.add_argument("--wait", action="store_true", help="tell every change until the run has ended")
+
+
+def _submit(arguments: Namespace) -> int:
+    scenario = Scenario.parse(arguments.scenario)
+    overrides = overrides_of(arguments)
+    config = resolve(scenario.dataset, overrides)
+    profile = read_profile(arguments.profile)
+    check_edited(arguments.profile, profile)
+    data = arguments.data or run_defaults(profile, scenario).get("data")
+    if data is None:
+        raise BadData(f"csc submit {scenario.name}: --data is missing, and the profile has no storage.data")
+    if not data.startswith(("/", "s3://")):
+        raise BadData(
+            f"--data {data}: expected a place that the cluster knows, an s3:// one or a whole path on a volume"
+        )
+    # The place is the cluster's; it is looked at from here only if the number of classes cannot be known otherwise.
+    classes = CLASS_COUNTS.get(scenario.dataset) or class_count(scenario, data)
+    window = Window.parse(arguments.tasks, scenario, classes)
+    endpoint = open_endpoint(arguments, profile)
+    print(scenario.announcement(classes), flush=True)
+    from csc.pipelines.scenario import compile_pipeline, pipeline_name
+
+    name = f"{scenario.name} {config.method} seed {config.seed}" + ("" if window.whole else f" tasks {window}")
+    with tempfile.TemporaryDirectory(prefix="csc-submit-") as folder:
+        package = Path(folder) / "pipeline.yaml"
+        compile_pipeline(scenario, classes, package, overrides, profile, window)
+        inputs = {"data": data, "config": config.to_json()}
+        return send(arguments, endpoint, profile, package, pipeline_name(scenario), name, inputs)
+
+
+def send(
+    arguments: Namespace,
+    endpoint: "Endpoint",
+    profile: Profile,
+    package: Path,
+    pipeline: str,
+    name: str,
+    inputs: Mapping[str, Any],
+) -> int:
+    """Start a run of a compiled pipeline, say where it is, and follow it if that is asked for; return the exit code.
+
+    The version of a pipeline is called after the digest of its package, so that the same package is stored once.
+
+    Args:
+        arguments: of the command line, see `endpoint_arguments` and `run_arguments`.
+        endpoint: where to.
+        profile: of the place.
+        package: the compiled pipeline.
+        pipeline: its name.
+        name: of the run.
+        inputs: run-time arguments of the pipeline.
+    """
+    namespace = arguments.namespace or profile.cluster.namespace
+    experiment = arguments.experiment or profile.cluster.experiment
+    digest = hashlib.sha256(package.read_bytes()).hexdigest()[:16]
+    experiment_id, new = endpoint.experiment(experiment, namespace)
+    print(f"experiment  {experiment} ({'made' if new else 'was there'})", flush=True)
+    pipeline_id, _ = endpoint.pipeline(pipeline, namespace)
+    version_id, uploaded = endpoint.version(pipeline_id, digest, package)
+    print(f"pipeline    {pipeline} · version {digest} ({'uploaded' if uploaded else 'reused'})", flush=True)
+    run_id = endpoint.start(name, experiment_id, pipeline_id, version_id, inputs, profile.cluster.service_account)
+    print(f"run         {endpoint.page(run_id)}", flush=True)
+    print(f"status      csc status {run_id} --host {endpoint.host}", flush=True)
+    return _wait(endpoint, run_id) if arguments.wait else 0
+
+
+def check_edited(name: str, profile: Profile) -> None:
+    """Refuse to send what only exists as an example."""
+    for kind, image in (("cpu", profile.images.cpu), ("train", profile.images.train)):
+        if "example.com/" in image or image.endswith("0" * 64):
+            file = Path(__file__).parent / "profiles" / f"{name}.yaml" if name in SHIPPED else name
+            raise BadConfig(f"{file}: images.{kind} is an example; copy the file, name your images, and give --profile")
+
+
+def open_endpoint(arguments: Namespace, profile: Profile) -> "Endpoint":
+    """The cluster that the command line or the profile names."""
+    from csc.pipelines.endpoint import Endpoint
+
+    return Endpoint(arguments.host or profile.cluster.host, arguments.token_env, arguments.cookie_env)
+
+
+def _wait(endpoint: "Endpoint", run_id: str) -> int:
+    from csc.pipelines.endpoint import EndpointError
+    from csc.pipelines.watch import FAILED, follow, outcome
+
+    again = f"the run goes on: csc status {run_id} --host {endpoint.host}"
+    try:
+        run, steps = follow(endpoint, run_id, lambda line: print(line, flush=True))
+    except KeyboardInterrupt:
+        print(f"csc: no longer watching; {again}", file=sys.stderr)
+        return 130
+    except EndpointError as error:
+        raise EndpointError(f"{error}; {again}", error.status) from None
+    print(outcome(run, steps))
+    return 1 if run.state in FAILED else 0
+
+
+def _status_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("run", help="id of a run, or the address of its page")
+    endpoint_arguments(parser)
+
+
+def _status(arguments: Namespace) -> int:
+    from csc.pipelines.watch import FAILED, outcome, steps_of
+
+    endpoint = open_endpoint(arguments, Profile())
+    run_id = arguments.run.rstrip("/").rpartition("/")[2]
+    run = endpoint.run(run_id)
+    steps = steps_of(run, endpoint.spec(run))
+    print(run.display_name)
+    for step in steps:
+        print(step)
+    print(outcome(run, steps))
+    print(endpoint.page(run_id))
+    return 1 if run.state in FAILED else 0
+
+
+SUBMIT = Command("run a scenario on a Kubeflow cluster", _submit_arguments, _submit)
+STATUS = Command("tell how a run on a Kubeflow cluster stands", _status_arguments, _status)

@@ -1,0 +1,90 @@
+"""A study through its compiled pipeline: cells side by side, killed, failed, and never done twice."""
+
+import os
+import signal
+import subprocess
+
+import pytest
+import yaml
+
+from tests.integration.conftest import command, csc, environment
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("pipeline")]
+
+SMALL = ("train.epochs=1", "train.batch_size=32", "backbone.name=test_byobnet", "cigcn.width=16")
+STUDY = {
+    "title": "Two methods and a mistake",
+    "scenarios": ["digits-b0c5"],
+    "seeds": [0, 1],
+    "rows": [
+        {"label": "LwF", "method": "lwf"},
+        {"label": "CSC", "method": "csc"},
+        {"label": "broken", "method": "lwf", "settings": {"init": "/no/such/weights.safetensors"}},
+    ],
+    "order": [["CSC", "LwF"]],
+}
+
+
+@pytest.fixture
+def words(scenes, tmp_path):
+    """The command line of the study."""
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump(STUDY))
+    sets = [word for setting in SMALL for word in ("--set", setting)]
+    return ["study", file, "--data", scenes, "--workdir", tmp_path / "work", "--parallel", "2", *sets]
+
+
+def finished(workdir):
+    """When each finished scenario run ended, by method and seed, and the steps of its curve."""
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{workdir}/mlflow.db")
+    experiment = client.get_experiment_by_name("csc-digits")
+    runs = client.search_runs([experiment.experiment_id], "tags.`csc.role` = 'scenario'")
+    done = [run for run in runs if run.info.status == "FINISHED"]
+    curves = [[metric.step for metric in client.get_metric_history(run.info.run_id, "mAP")] for run in done]
+    assert curves == [[1, 2]] * len(done)
+    return {(run.data.tags["csc.method"], run.data.tags["csc.seed"]): run.info.end_time for run in done}
+
+
+def test_a_study_that_is_killed_goes_on_and_finished_cells_are_never_run_again(words, tmp_path):
+    work = tmp_path / "work"
+    with subprocess.Popen(
+        command(*words), stdout=subprocess.PIPE, text=True, env=environment(), start_new_session=True
+    ) as victim:
+        said = []
+        for line in victim.stdout:
+            said.append(line)
+            if line.startswith("[1/6]"):
+                break
+        else:
+            pytest.fail(f"no cell ended: {said}")
+        os.killpg(victim.pid, signal.SIGKILL)
+    before = finished(work)
+    assert 1 <= len(before) <= 2
+
+    done = csc(*words)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert f"{6 - len(before)} runs to do, on digits-b0c5" in done.stdout
+    assert "broken · seed 1: failed after" in done.stdout
+    table = done.stdout.partition(STUDY["title"] + "\n")[2]
+    assert "failed (2 of 6 cells): broken: init=/no/such/weights.safetensors: no such file" in table
+    assert "order of the paper by last mAP, digits-b0c5: CSC > LwF: " in table
+    assert "4 of 6 finished, 2 failed, 0 not run" in table
+    assert "the same command tries them again" in done.stderr
+    after = finished(work)
+    assert after.keys() == {(method, seed) for method in ("csc", "lwf") for seed in "01"}
+    assert before.items() <= after.items()
+    files = {path.suffix: path.read_text() for path in (work / "studies").iterdir()}
+    assert files.keys() == {".txt", ".md", ".tex", ".csv", ".html"}
+    assert files[".txt"].strip() in done.stdout
+    assert files[".html"].count("<polyline") == 2
+    assert not list((work / "checkpoints").iterdir())
+
+    again = csc(*words)
+    assert "2 runs to do, on digits-b0c5" in again.stdout
+    assert finished(work) == after
+    narrow = csc(*words, "--methods", "csc")
+    assert narrow.returncode == 0, narrow.stdout + narrow.stderr
+    assert "runs to do" not in narrow.stdout
+    assert "2 of 2 finished, 0 failed, 0 not run" in narrow.stdout

@@ -1,0 +1,188 @@
+"""Profiles are read strictly: what is wrong is one line with the file and the key."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from csc.cli import main
+from csc.components.image import CPU_IMAGE
+from csc.errors import BadConfig
+from csc.pipelines.profile import SHIPPED, Profile, read_profile, run_defaults
+from csc.scenario import Scenario
+
+FOLDER = Path(__file__).parents[2] / "pipelines" / "profiles"
+DOCS = Path(__file__).parents[2] / "docs" / "profiles.md"
+DEPLOY = Path(__file__).parents[2] / "deploy"
+
+
+def keys_of(value, path=""):
+    """The dotted keys of a profile, down to plain values."""
+    for item in dataclasses.fields(value):
+        inner = getattr(value, item.name)
+        if dataclasses.is_dataclass(inner):
+            yield from keys_of(inner, f"{path}{item.name}.")
+        else:
+            yield f"{path}{item.name}"
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Write a profile and return its name."""
+
+    def write(text):
+        path = tmp_path / "mine.yaml"
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def test_three_profiles_are_shipped_and_readable():
+    assert SHIPPED == ("kubeflow", "kubeflow-airgapped", "local")
+    assert all(isinstance(read_profile(name), Profile) for name in SHIPPED)
+
+
+def test_no_profile_at_all_is_the_local_one(written):
+    assert read_profile("local") == Profile() == read_profile(written("# nothing yet\n"))
+
+
+def test_the_annotated_profile_shows_every_key():
+    content = yaml.safe_load((FOLDER / "kubeflow.yaml").read_text())
+    for key in keys_of(Profile()):
+        node = content
+        for name in key.split("."):
+            assert name in node, key
+            node = node[name]
+
+
+def test_the_documentation_explains_every_key_and_no_other():
+    section = DOCS.read_text().partition("## Keys")[2].partition("\n## ")[0]
+    explained = set(re.findall(r"^\| `([a-z_0-9.]+)` \|", section, re.MULTILINE))
+    per_pod = {"requests.cpu", "requests.memory", "limits.cpu", "limits.memory"}
+    per_pod |= {"node_selector", "tolerations", "timeout"}
+    expected = {key for key in keys_of(Profile()) if not key.startswith(("heavy.", "light."))}
+    assert explained == expected | {f"heavy.{key}" for key in per_pod}  # light has the same
+
+
+@pytest.mark.parametrize("name", ["kubeflow", "kubeflow-airgapped"])
+def test_the_shipped_manifests_make_what_the_profile_names(name):
+    profile = read_profile(name)
+    documents = [one for file in DEPLOY.glob("*.yaml") for one in yaml.safe_load_all(file.read_text())]
+    made = {(one["kind"], one.get("metadata", {}).get("name")): one for one in documents}
+    assert ("PersistentVolumeClaim", profile.storage.volume.claim) in made
+    assert profile.tracking.uri == "http://mlflow.csc.svc.cluster.local:5000"
+    assert {("Service", "mlflow"), ("Namespace", "csc")} <= made.keys()
+    for secret in (profile.secrets.s3, profile.secrets.mlflow):
+        assert not secret.name or secret.keys.keys() <= made["Secret", secret.name]["stringData"].keys()
+
+
+def test_a_file_is_read_where_it_differs_from_the_defaults(written):
+    name = written("gpu: {count: 4}\nheavy:\n  tolerations:\n    - {key: gpu}\nretry: {factor: 3}\nlight:\n")
+    profile = read_profile(name)
+    assert (profile.gpu.count, profile.gpu.resource) == (4, "nvidia.com/gpu")
+    assert profile.heavy.tolerations[0].operator == "Exists"
+    assert profile.retry.factor == 3.0
+    assert profile.light == Profile().light  # a key without a value counts as left out
+    assert profile.images.cpu == CPU_IMAGE
+
+
+WRONG = [
+    ("gpus: 1", "gpus: no such key; choose one of images, user, gpu"),
+    ("gpu: {counts: 1}", "gpu.counts: no such key; choose one of gpu.resource, gpu.count"),
+    ("gpu: {count: two}", "gpu.count: expected a whole number, found 'two'"),
+    ("gpu: {count: 1.0}", "gpu.count: expected a whole number, found 1.0"),
+    ("gpu: {count: true}", "gpu.count: expected a whole number, found True"),
+    ("gpu: {count: -1}", "gpu.count: expected 0 or more, found -1"),
+    ("gpu: 1", "gpu: expected a group of resource, count, found 1"),
+    ("- gpu", "the file: expected a group of images"),
+    ("gpu: {count: 1}\ngpu: {count: 2}", "in line 2 ('gpu' is there twice)"),
+    ("gpu: {count: 1", "not readable as YAML in line"),
+    ("gpu: !!python/object/apply:os.getcwd []", "not readable as YAML"),
+    ("caching: sometimes", "caching: expected true or false, found 'sometimes'"),
+    ("heavy: {requests: {cpu: 8}}", 'heavy.requests.cpu: expected text, found 8; put it in quotes: "8"'),
+    ("heavy: {requests: {cpu: eight}}", "heavy.requests.cpu: expected an amount of CPUs such as 4"),
+    ("light: {limits: {memory: 16GB}}", "light.limits.memory: expected an amount of memory such as 16Gi"),
+    ("shm_size: lots", "shm_size: expected an amount of memory"),
+    ("heavy: {tolerations: {key: gpu}}", "heavy.tolerations: expected a list, found a group"),
+    ("heavy: {tolerations: [{effect: No}]}", "heavy.tolerations[0].effect: expected one of NoSchedule"),
+    ("heavy: {tolerations: [{key: a, value: b}]}", "heavy.tolerations[0]: a value needs the operator Equal"),
+    ("heavy: {node_selector: {gpu: 1}}", "heavy.node_selector.gpu: expected text"),
+    ("heavy: {timeout: 1 day}", "heavy.timeout: expected a time such as 90s"),
+    ("heavy: {timeout: 2d}\nretry: {times: 1, within: 1d}", "retry.within: 1d is less than heavy.timeout, 2d"),
+    ("retry: {factor: 0.5}", "retry.factor: expected 1 or more"),
+    ("images: {cpu: 'two words'}", "images.cpu: expected an image such as"),
+    ("images: {train: 'csc@sha256:12'}", "images.train: expected an image such as"),
+    ("images: {pull_policy: often}", "images.pull_policy: expected one of Always, IfNotPresent, Never"),
+    ("images: {pull_secrets: [A B]}", "images.pull_secrets[0]: expected the name of a Kubernetes object"),
+    ("storage: {data: data/voc}", "storage.data: expected a place such as s3://bucket/data/{dataset}"),
+    ("storage: {data: 's3://b/{name}'}", "storage.data: expected a place"),
+    ("storage: {checkpoints: s3://b/c}", "storage.checkpoints: expected a folder inside the containers"),
+    ("storage: {checkpoints: /mnt/c}", "storage.checkpoints: checkpoints outlive a pod only on a volume"),
+    ("storage: {volume: {path: mnt}}", "storage.volume.path: expected a folder"),
+    ("secrets: {s3: {name: my-keys}}", "secrets.s3: needs both a name and keys"),
+    ("secrets: {s3: {name: a, keys: {k: 'A-B'}}}", "secrets.s3.keys.k: expected the name of an environment variable"),
+    ("env: {AWS_SECRET_ACCESS_KEY: hunter2}", "env.AWS_SECRET_ACCESS_KEY: a profile holds no secrets"),
+    ("env: {MLFLOW_TRACKING_PASSWORD: hunter2}", "env.MLFLOW_TRACKING_PASSWORD: a profile holds no secrets"),
+    ("env: {HF_TOKEN: hunter2}", "env.HF_TOKEN: a profile holds no secrets"),
+    ("env: {MLFLOW_TRACKING_URI: 'http://a'}\ntracking: {uri: 'http://b'}", "MLFLOW_TRACKING_URI is set twice"),
+    ("env: {A B: c}", "env.A B: expected the name of an environment variable"),
+    ("env: {A: 1}", "env.A: expected text, found 1"),
+    ("tracking: {uri: 'http://me:hunter2@host'}", "tracking.uri: expected an address such as http://host:port"),
+    ("cluster: {namespace: My Space}", "cluster.namespace: expected the name of a Kubernetes object"),
+    ("study: {parallelism: 0}", "study.parallelism: expected 1 or more"),
+]
+
+
+@pytest.mark.parametrize(("text", "said"), WRONG, ids=[text.replace("\n", "; ") for text, _ in WRONG])
+def test_what_is_wrong_is_one_line_with_file_and_key(written, text, said):
+    name = written(text)
+    with pytest.raises(BadConfig) as error:
+        read_profile(name)
+    line = str(error.value)
+    assert line.startswith(f"{name}: ")
+    assert said in line
+    assert "\n" not in line
+    assert "hunter2" not in line
+
+
+@pytest.mark.parametrize("words", [["run"], ["compile", "-o", "x.yaml"], ["submit"]], ids=lambda words: words[0])
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--profile", "nowhere"], "--profile nowhere: no such file; give a YAML file or one of kubeflow"),
+        (["--tasks", "4-9"], "--tasks 4-9: scenario 'digits-b0c4' has tasks 1 to 3"),
+        (["--tasks", "2-1"], "--tasks 2-1: scenario 'digits-b0c4' has tasks 1 to 3"),
+        (["--tasks", "all"], "--tasks all: expected the numbers of tasks, for instance 2-4"),
+        (["--tasks", "-"], "--tasks -: expected the numbers of tasks"),
+    ],
+    ids=str,
+)
+def test_commands_refuse_before_anything_is_written(words, flags, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
+    (tmp_path / "mine.yaml").write_text("storage: {data: /mnt/digits}")
+    profile = [] if "--profile" in flags else ["--profile", "mine.yaml"]
+    assert main([words[0], "digits-b0c4", *words[1:], *profile, *flags]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.yaml"]
+
+
+@pytest.mark.parametrize(
+    "name", ["TOKENIZERS_PARALLELISM", "AWS_WEB_IDENTITY_TOKEN_FILE", "KF_PIPELINES_SA_TOKEN_PATH"]
+)
+def test_a_variable_that_only_sounds_like_a_secret_may_be_set(written, name):
+    assert read_profile(written(f"env: {{{name}: '/some/file'}}")).env == {name: "/some/file"}
+
+
+def test_the_data_place_is_that_of_the_scenarios_data_set():
+    voc = Scenario.parse("voc-b0c4")
+    assert run_defaults(read_profile("kubeflow"), voc) == {
+        "data": "s3://csc/data/voc",
+        "checkpoints": "/mnt/csc/checkpoints",
+        "gpus": 1,
+    }
+    assert run_defaults(Profile(), voc) == {"gpus": 1}

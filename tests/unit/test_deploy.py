@@ -1,0 +1,166 @@
+"""The manifests in deploy/: valid, safe by default, without secrets, and in step with the profile that names them."""
+
+import re
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+EXAMPLE = "secrets.example.yaml"
+MANIFESTS = sorted(path.name for path in DEPLOY.glob("*.yaml") if path.name != "kustomization.yaml")
+PROFILES = ("kubeflow", "kubeflow-airgapped")
+VERSIONS = ("1.27", "1.32", "1.36")
+
+
+def documents(name: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((DEPLOY / name).read_text()))
+
+
+RESOURCES = [resource for name in MANIFESTS for resource in documents(name)]
+
+
+def found(kind: str, name: str = "") -> list[dict[str, Any]]:
+    return [one for one in RESOURCES if one["kind"] == kind and name in ("", one["metadata"]["name"])]
+
+
+PODS = [one["spec"]["template"]["spec"] for kind in ("Deployment", "StatefulSet") for one in found(kind)]
+CONTAINERS = [container for pod in PODS for container in pod["containers"]]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_every_manifest_is_valid(name: str, version: str):
+    validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate, which has the API's schemas")
+    for resource in documents(name):
+        validate.validate(resource, version, strict=True)
+
+
+def test_a_mistake_would_be_seen():
+    validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate, which has the API's schemas")
+    wrong = documents("mlflow.yaml")[1]
+    wrong["spec"]["template"]["spec"]["containers"][0]["securityContext"]["readOnlyRootFileSystem"] = True
+    with pytest.raises(validate.ValidationError):
+        validate.validate(wrong, VERSIONS[-1], strict=True)
+
+
+def test_all_but_the_example_is_applied():
+    (kustomization,) = documents("kustomization.yaml")
+    assert {*kustomization["resources"], EXAMPLE} == set(MANIFESTS)
+    assert kustomization["namespace"] == found("Namespace")[0]["metadata"]["name"]
+    accounts = [subject for binding in found("RoleBinding") for subject in binding["subjects"]]
+    assert {account["namespace"] for account in accounts} == {kustomization["namespace"]}
+
+
+@pytest.mark.parametrize("pod", PODS, ids=lambda pod: pod["containers"][0]["name"])
+def test_pods_are_nobody_special(pod: dict[str, Any]):
+    allowed = pod["securityContext"]
+    assert allowed["runAsNonRoot"] is True
+    assert allowed["runAsUser"] > 0
+    assert allowed["fsGroup"] > 0
+    assert allowed["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert pod["automountServiceAccountToken"] is False
+
+
+@pytest.mark.parametrize("container", CONTAINERS, ids=lambda container: container["name"])
+def test_containers_can_write_only_where_they_must_and_say_what_they_need(container: dict[str, Any]):
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert set(container["resources"]["requests"]) == {"cpu", "memory"}
+    assert "memory" in container["resources"]["limits"]
+    assert {"readinessProbe", "livenessProbe"} <= set(container)
+    assert re.fullmatch(r"[\w.-]+(/[\w.-]+)+:v?\d+\.\d+[\w.-]*", container["image"]), "a registry, a name, a version"
+
+
+def test_no_secret_is_here():
+    for container in CONTAINERS:
+        for variable in container["env"]:
+            if re.search("PASSWORD|SECRET|TOKEN|ACCESS_KEY", variable["name"]):
+                assert variable.keys() == {"name", "valueFrom"}, variable["name"]
+            assert not re.search(r"://\w+:[^$]", variable.get("value", "")), "a password in an address"
+    for secret in found("Secret"):
+        assert "data" not in secret
+        for key, value in secret["stringData"].items():
+            assert re.fullmatch(r"<.*>", value) or (key, value) == ("username", "admin")
+    assert found("Secret") == documents(EXAMPLE)
+
+
+def test_every_secret_that_is_used_is_explained():
+    kept = {(one["metadata"]["name"], key) for one in found("Secret") for key in one["stringData"]}
+    references = [
+        variable["valueFrom"]["secretKeyRef"]
+        for one in CONTAINERS
+        for variable in one["env"]
+        if "valueFrom" in variable
+    ]
+    used = {(reference["name"], reference["key"]) for reference in references}
+    for name in PROFILES:
+        secrets = yaml.safe_load((ROOT / f"pipelines/profiles/{name}.yaml").read_text())["secrets"]
+        used |= {(secret["name"], key) for secret in secrets.values() for key in secret["keys"]}
+    assert used == kept
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_the_profile_finds_what_is_deployed(name: str):
+    profile = yaml.safe_load((ROOT / f"pipelines/profiles/{name}.yaml").read_text())
+    (claim,) = found("PersistentVolumeClaim", profile["storage"]["volume"]["claim"])
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    address = urlsplit(profile["tracking"]["uri"])
+    service, namespace, rest = str(address.hostname).split(".", 2)
+    assert (namespace, rest) == (documents("kustomization.yaml")[0]["namespace"], "svc.cluster.local")
+    (mlflow,) = found("Service", service)
+    assert [port["port"] for port in mlflow["spec"]["ports"]] == [address.port]
+    (deployment,) = found("Deployment", service)
+    assert deployment["spec"]["template"]["metadata"]["labels"].items() >= mlflow["spec"]["selector"].items()
+
+
+def mlflow_container() -> dict[str, Any]:
+    return next(container for container in CONTAINERS if container["name"] == "mlflow")
+
+
+def test_mlflow_has_the_version_of_the_tests_and_knows_its_options():
+    from mlflow import environment_variables
+    from mlflow.cli import server
+
+    container = mlflow_container()
+    version = re.search(r"^mlflow==(.*)$", (ROOT / "requirements/tracking.txt").read_text(), re.MULTILINE)
+    assert version is not None
+    assert container["image"] == f"ghcr.io/mlflow/mlflow:v{version[1]}-full"
+    options = {name for option in server.params for name in option.opts}
+    assert {argument.partition("=")[0] for argument in container["args"]} <= options
+    known = {str(option.envvar) for option in server.params} | set(dir(environment_variables))
+    own = {variable["name"] for variable in container["env"] if variable["name"].startswith("MLFLOW_")}
+    assert own <= known | {"MLFLOW_S3_ENDPOINT_URL", "MLFLOW_AUTH_ADMIN_PASSWORD", "MLFLOW_DISABLE_TELEMETRY"}
+
+
+@pytest.mark.parametrize(
+    ("host", "allowed"),
+    [
+        ("mlflow.csc.svc.cluster.local:5000", True),
+        ("mlflow.some-namespace.svc:5000", True),
+        ("mlflow:5000", True),
+        ("localhost:8080", True),
+        ("mlflow.evil.example:5000", False),
+        ("evil.example", False),
+    ],
+)
+def test_mlflow_answers_to_its_names_in_the_cluster_and_to_no_others(host: str, allowed: bool):
+    from mlflow.server.security_utils import is_allowed_host_header
+
+    (names,) = [words.partition("=")[2] for words in mlflow_container()["args"] if words.startswith("--allowed-hosts=")]
+    assert is_allowed_host_header(names.split(","), host) is allowed
+
+
+def test_a_train_step_may_do_what_several_nodes_take_and_no_more():
+    (role,) = found("Role")
+    rules = {(tuple(rule["apiGroups"]), tuple(rule["resources"])): set(rule["verbs"]) for rule in role["rules"]}
+    assert rules == {
+        (("trainer.kubeflow.org",), ("trainjobs",)): {"get", "create", "delete"},
+        (("",), ("pods",)): {"get"},
+    }

@@ -1,0 +1,62 @@
+"""A model wrapped for MLflow: what MLflow itself would write, and all the code it takes, no more."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from csc.packaging import package_model
+from tests.unit.test_house import ROOT, imported
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "model.json").write_text("{}")
+    (tmp_path / "model" / "training.json").write_text('{"packages": {"torch": "1.2.3"}}')
+    package_model(tmp_path / "model", tmp_path / "package")
+    return tmp_path / "package"
+
+
+def test_mlflow_reads_it_as_if_it_had_written_it(package: Path):
+    import mlflow
+    from mlflow.models import Model
+
+    files = {"data": "data/model", "code": "code", "conda_env": "conda.yaml", "python_env": "python_env.yaml"}
+    own = Model()
+    mlflow.pyfunc.add_to_model(own, loader_module="csc.serving", **files)
+    read = Model.load(str(package))
+    assert read.flavors == own.flavors
+    assert read.mlflow_version == own.mlflow_version
+    assert read.model_size_bytes == sum(
+        path.stat().st_size for path in package.rglob("*") if path.is_file() and path.name != "MLmodel"
+    )
+    needed = (package / "requirements.txt").read_text().splitlines()
+    assert {f"mlflow=={mlflow.__version__}", "torch==1.2.3"} <= set(needed)  # torch as it was where it was trained
+    assert (package / "data/model/model.json").read_text() == "{}"
+
+
+def test_it_holds_all_the_code_that_loading_imports(package: Path):
+    code = package / "code"
+    held = {path.relative_to(code).as_posix() for path in code.rglob("*.py")}
+    wanted, todo = set(), ["csc.serving"]
+    while todo:
+        place = todo.pop().replace(".", "/")
+        found = [path for path in (f"{place}.py", f"{place}/__init__.py") if (ROOT / path).is_file()]
+        for path in set(found) - wanted:
+            wanted.add(path)
+            names = [name for name in imported(ROOT / path) if name.startswith("csc.")]
+            todo += [name.rpartition(".")[0] for name in [place.replace("/", "."), *names]] + names
+    assert "csc/nets/network.py" in wanted
+    assert wanted <= held
+    assert len(held) < len(wanted) + 5  # files travel one by one
+
+
+def test_its_code_works_without_the_library_it_came_from(package: Path):
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import csc.serving, csc.config; assert csc.__file__.startswith(sys.argv[1]), csc.__file__\n"
+        "assert csc.config.resolve('voc', {'method': 'lwf'}).method == 'lwf'\n"
+    )
+    subprocess.run([sys.executable, "-c", program, str(package / "code")], check=True, cwd=package)

@@ -1,0 +1,485 @@
+"""Studies: reading them, their cells, the numbers that come out, and every form of the table."""
+
+import csv
+import io
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import yaml
+
+from csc.config import resolve
+from csc.errors import BadConfig, BadScenario
+from csc.report.paper import paper_rows
+from csc.scenario import PAPER_SCENARIOS, Scenario
+from csc.study import cells as cells_module
+from csc.study.cells import Place, cells, results
+from csc.study.files import write_files
+from csc.study.outcome import Outcome
+from csc.study.page import render
+from csc.study.reading import SHIPPED, read_study
+from csc.study.render import csv_lines, latex, markdown, text
+from csc.study.spec import COLUMNS, Study
+from csc.tracking import ScenarioRun
+from csc.version import code_version
+
+ROOT = Path(__file__).parents[2]
+PLACES = {"coco": Place("s3://b/coco", 80, "c" * 64), "voc": Place("/data/voc", 20, "v" * 64)}
+MINE = {"title": "Mine", "scenarios": ["voc-b0c4"], "methods": ["csc", "lwf"]}
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Read a study from the content of a YAML file."""
+
+    def read(content, name="mine"):
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(content if isinstance(content, str) else yaml.safe_dump(content, sort_keys=False))
+        return read_study(str(path))
+
+    return read
+
+
+# Reading
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_shipped_study_can_be_run_as_it_is(name):
+    study = read_study(name)
+    assert {Scenario.parse(scenario).name for scenario in study.scenarios} <= set(PAPER_SCENARIOS)
+    made = cells(study, PLACES)
+    assert len(made) == len(study.scenarios) * len(study.rows) * len(study.seeds)
+    assert {cell.refused for cell in made} == {""}
+    assert Study.from_json(study.to_json()) == study
+
+
+@pytest.mark.parametrize("name", ["table1", "table2"])
+def test_tables_1_and_2_have_every_row_that_the_paper_prints(name):
+    study = read_study(name)
+    for scenario in study.scenarios:
+        ours = {(row.method, row.paper.get("buffer")) for row in study.rows if row.reference(scenario).numbers}
+        methods = {row.method for row in study.rows}
+        printed = {(method, row.buffer) for method in methods for row in paper_rows(scenario, method)}
+        assert ours == printed
+    settings = {row.name: row.settings.get("memory", {}) for row in study.rows}
+    for row in study.rows:
+        size = row.group.removesuffix("/class")
+        if row.group.endswith("/class"):
+            assert settings[row.name]["per_class"] == int(size)
+        elif size.isdecimal() and int(size):
+            assert settings[row.name]["total"] == int(size)
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "scenario", "column", "value"),
+    [
+        ("table1", "KRT-R (20/class)", "coco-b40c10", "last_OF1", 68.9),
+        ("table2", "CSC", "voc-b5c3", "avg_mAP", 88.0),
+        ("table3", "L2P", "coco-b0c10", "last_mAP", 68.0),
+        ("table4", "(a)", "coco-b0c5", "last_CF1", 35.4),
+        ("table5", "Z → S", "coco-b0c10", "last_OF1", 65.3),
+        ("table6", "β (2e-3)", "coco-b0c10", "last_mAP", 73.02),
+        ("figure3", "without H", "voc-b4c2", "FPR", 35),
+        ("figure3", "with H", "voc-b4c2", "H", 5.36),
+    ],
+)
+def test_the_papers_numbers_stand_beside_their_rows(name, row, scenario, column, value):
+    assert read_study(name).ranked(row).reference(scenario).numbers[column] == value
+
+
+def test_rows_that_mean_the_papers_components_set_them():
+    settings = {
+        (name, row.name): cell.config
+        for name in ("table4", "table5", "figure3", "quirks")
+        for study in [read_study(name)]
+        for row in study.rows
+        for cell in cells(study, PLACES)
+        if cell.row == row and cell.seed == 0
+    }
+    assert settings["table4", "Baseline (none)"].max_entropy.beta == 0
+    assert settings["table4", "(a) (max-entropy)"].head == "linear"
+    assert settings["table4", "(a) (max-entropy)"].max_entropy.beta == 4e-3
+    assert settings["table4", "(b) (CI-GCN)"].head == "ci_gcn"
+    assert settings["table5", "Z → Z (sigmoid)"].cigcn.correlation == "Z->Z"
+    assert settings["figure3", "with H"].max_entropy.beta == 4e-2
+    assert set(vars(settings["quirks", "all of them"].release_quirks).values()) == {True}
+    assert sum(vars(settings["quirks", "no_shuffle"].release_quirks).values()) == 1
+    switches = set(vars(settings["quirks", "as in the paper"].release_quirks))
+    assert switches <= {row.label for row in read_study("quirks").rows}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"colour": 1}, "colour: no such key; choose one of columns,"),
+        ({"title": None}, "title: expected one line of text"),
+        ({"methods": None}, "methods: expected a list with at least one entry"),
+        ({"methods": ["csc", "cscc"]}, "rows[1].method: 'cscc' is not known; choose one of "),
+        ({"rows": [{"label": "A", "method": "csc"}]}, "rows: give either rows or methods"),
+        ({"scenarios": []}, "scenarios: expected a list with at least one entry"),
+        ({"scenarios": [4]}, "scenarios[0]: expected the name of a scenario"),
+        ({"seeds": [0, -1]}, "seeds[1]: expected a whole number"),
+        ({"seeds": [0, 0]}, "seeds: expected no entry twice"),
+        ({"columns": ["mAP"]}, "columns[0]: expected one of last_mAP, "),
+        ({"settings": {"memory": {"per_clas": 5}}}, "settings.memory.per_clas: no such setting; choose one of memory."),
+        ({"settings": {"trian.lr": 1}}, "settings.trian.lr: no such setting; choose one of agcn, "),
+        ({"settings": {"seed": 1}}, "settings.seed: has its own place"),
+        ({"settings": [1]}, "settings: expected a group of settings"),
+        ({"grid": {"train.lr": 0.1}}, "grid.train.lr: expected a list"),
+        ({"grid": {"train.rl": [0.1]}}, "grid.train.rl: no such setting"),
+        ({"order": [["csc", "krt"]]}, "order[0][1]: expected the name of one row, found 'krt'"),
+        ({"order": ["csc"]}, "order[0]: expected a list of rows"),
+    ],
+    ids=str,
+)
+def test_a_wrong_study_is_refused_with_file_and_key(written, change, message):
+    with pytest.raises(BadConfig, match=re.escape(f"mine.yaml: {message}")):
+        written({**MINE, **change})
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"method": "csc"}, "rows[0].label: is missing"),
+        ({"label": "A", "method": "csc", "buffer": 5}, "rows[0].buffer: no such key"),
+        ({"label": "A", "method": "csc", "paper": {"voc-b0c4": {"mAP": 1}}}, "rows[0].paper.voc-b0c4.mAP: no such key"),
+        (
+            {"label": "A", "method": "csc", "paper": {"voc-b0c4": {"H": "x"}}},
+            "rows[0].paper.voc-b0c4.H: expected a num",
+        ),
+        (
+            {"label": "A", "method": "csc", "by_scenario": {"voc-b0c4": {"lr": 1}}},
+            "rows[0].by_scenario.voc-b0c4.lr: no",
+        ),
+        ("csc", "rows[0]: expected a group of by_scenario, "),
+    ],
+    ids=str,
+)
+def test_a_wrong_row_is_refused_with_file_and_key(written, row, message):
+    content = {key: value for key, value in MINE.items() if key != "methods"}
+    with pytest.raises(BadConfig, match=re.escape(f"mine.yaml: {message}")):
+        written({**content, "rows": [row]})
+
+
+def test_rows_with_the_same_name_are_refused(written):
+    rows = [{"label": "A", "method": "csc"}, {"label": "A", "method": "lwf"}]
+    with pytest.raises(BadConfig, match="rows: expected labels that differ"):
+        written({"title": "T", "scenarios": ["voc-b0c4"], "rows": rows})
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("a: [", "not readable as YAML in line 1"), ("- 1", "the file: expected a group"), ("", "the file: expected")],
+)
+def test_a_file_that_is_no_study_is_refused(written, content, message):
+    with pytest.raises(BadConfig, match=message):
+        written(content)
+
+
+def test_a_study_that_does_not_exist_is_refused_with_those_that_do():
+    with pytest.raises(BadConfig, match="study 'table7': no such file; give a YAML file or one of figure3, "):
+        read_study("table7")
+
+
+def test_a_grid_multiplies_every_row_and_names_it(written):
+    study = written({**MINE, "grid": {"train.lr": [0.1, 0.2], "loss.alpha": [0.15, 0.3]}})
+    assert [row.label for row in study.rows][1:3] == ["csc lr=0.1 alpha=0.3", "csc lr=0.2 alpha=0.15"]
+    assert len(study.rows) == 8
+    assert study.rows[-1].settings == {"train": {"lr": 0.2}, "loss": {"alpha": 0.3}}
+
+
+def test_the_example_in_the_documentation_is_a_study(written):
+    example = re.search(r"```yaml\n(.*?)```", (ROOT / "docs" / "studies.md").read_text(), re.DOTALL)[1]
+    study = written(example)
+    assert [row.name for row in study.rows][-1] == "CSC-R lr=0.0001 (5/class)"
+    assert study.order == (("CSC-R lr=4e-05", "CSC lr=4e-05"),)
+
+
+# Narrowing and cells
+
+
+def test_the_command_line_narrows_and_overrides(written):
+    study = written({**MINE, "settings": {"train": {"epochs": 3, "lr": 0.1}}, "order": [["csc", "lwf"]]})
+    narrow = study.narrowed(["digits-b0c2"], ["csc"], [7], {"train": {"epochs": "1"}})
+    assert (narrow.scenarios, narrow.seeds, [row.label for row in narrow.rows]) == (("digits-b0c2",), (7,), ["csc"])
+    assert narrow.order == ()
+    assert (narrow.title, study.narrowed(["voc-b0c4"]).title) == ("Mine; its rows on digits-b0c2", "Mine")
+    settings = narrow.settings_of(narrow.rows[0], "digits-b0c2", 7)
+    assert settings == {"train": {"epochs": "1", "lr": 0.1}, "method": "csc", "seed": 7}
+    with pytest.raises(BadConfig, match="--methods krt: study 'mine' has no such row; its methods are csc, lwf"):
+        study.narrowed(wanted=["krt"])
+    with pytest.raises(BadScenario):
+        study.narrowed(["voc-b0c0"])
+
+
+def test_settings_of_a_scenario_win_over_those_of_the_row():
+    study = read_study("table1")
+    row = study.ranked("KRT")
+    assert "krt" not in study.settings_of(row, "coco-b0c10", 0)
+    assert study.settings_of(row, "coco-b40c10", 0)["krt"] == {"tokens": 300}
+
+
+def test_cells_that_cannot_be_run_say_why_and_leave_the_others_alone(written):
+    study = written({**MINE, "methods": ["csc", "l2p"], "scenarios": ["voc-b0c4", "coco-b0c10"]})
+    study = study.narrowed(overrides={"backbone": {"frozen": "true"}}, seeds=[0])
+    made = cells(study, {"voc": PLACES["voc"]})
+    reasons = {cell.name: cell.refused for cell in made}
+    assert reasons["voc-b0c4 · csc · seed 0"] == ""
+    assert "method 'l2p' works by changing the backbone" in reasons["voc-b0c4 · l2p · seed 0"]
+    assert reasons["coco-b0c10 · csc · seed 0"] == "no data set 'coco' at hand; name its place with --data"
+    assert made[0].config == resolve("voc", {"method": "csc", "seed": 0, "backbone": {"frozen": True}})
+
+
+@pytest.mark.parametrize("change", [{"train": {"epochs": "0"}}, {"train": {"epoch": 1}}])
+def test_a_setting_that_suits_no_cell_is_an_error(written, change):
+    with pytest.raises(BadConfig, match="study 'mine': no cell can be run: train\\.epoch"):
+        cells(written(MINE).narrowed(overrides=change), PLACES)
+
+
+def test_a_scenario_that_does_not_fit_its_data_set_is_an_error(written):
+    with pytest.raises(BadScenario, match="asks for 30 classes"):
+        cells(written({**MINE, "scenarios": ["voc-b30c2"]}), PLACES)
+
+
+# Results
+
+
+class Server:
+    """Finished runs, as tracking would tell of them."""
+
+    def __init__(self):
+        self.runs, self.curves = [], {}
+
+    def finish(self, cell, last, curve=None, **tags):
+        """Pretend that a cell was run."""
+        run_id = f"run{len(self.runs)}"
+        facts = {
+            "csc.run_key": cell.key,
+            "csc.initialisation": "scratch",
+            "csc.data": cell.place.fingerprint,
+            "csc.code_version": code_version(),
+        }
+        self.curves[run_id] = curve or tuple(last + 5 * left for left in reversed(range(cell.tasks)))
+        average = sum(self.curves[run_id]) / len(self.curves[run_id])
+        metrics = {"last_mAP": last, "last_CF1": last / 2, "last_OF1": last / 4, "avg_mAP": average}
+        params = {key: str(value) for key, value in cell.config.flat().items()}
+        more = {"H": 1.234, "FPR": 20.0, "CR": 60.0, "CP": 40.0}
+        self.runs.append(ScenarioRun(run_id, facts | tags, params, metrics | more))
+
+
+@pytest.fixture
+def server(monkeypatch):
+    known = Server()
+    monkeypatch.setattr(cells_module, "finished_runs", lambda scenario: known.runs)
+    monkeypatch.setattr(cells_module, "curve", lambda run_id: known.curves[run_id])
+    return known
+
+
+def test_finished_cells_are_found_by_their_key(written, server):
+    asked = cells(written({**MINE, "seeds": [0, 1]}), PLACES)
+    server.finish(asked[1], 70.0)
+    found = results(asked)
+    assert [result.missing for result in found] == ["not run", "", "not run", "not run"]
+    assert found[1].metrics["last_mAP"] == 70.0
+    assert found[1].run_id == "run0"
+    assert found[1].facts == {"initialisation": "scratch", "data": "v" * 64, "code": code_version()}
+
+
+def test_a_run_that_stopped_half_way_is_not_finished(written, server):
+    asked = cells(written({**MINE, "seeds": [0]}), PLACES)
+    server.finish(asked[0], 70.0, curve=(90.0, 80.0))
+    tried = {asked[0].name}
+    assert [result.missing for result in results(asked, tried=tried)] == ["failed", "not run"]
+    reasons = {asked[0].key: "out of memory"}
+    assert results(asked, tried=tried, failed=reasons)[0].reason == "out of memory"
+
+
+def test_results_of_other_code_are_taken_only_if_asked_for(written, server):
+    asked = cells(written({**MINE, "seeds": [0]}), PLACES)
+    other = {"csc.run_key": "another", "csc.code_version": "0.0.1+old"}
+    server.finish(asked[0], 70.0, **other)
+    server.finish(asked[1], 60.0, **other, **{"csc.data": "other data"})
+    strict = results(asked)
+    assert strict[0].reason == "finished by other code, 0.0.1+old; --any-version takes it"
+    assert strict[1].reason == "not started or not finished"
+    loose = results(asked, any_version=True)
+    assert (loose[0].metrics["last_mAP"], loose[0].facts["code"], loose[1].missing) == (70.0, "0.0.1+old", "not run")
+
+
+def test_who_did_the_work_and_settings_that_came_later_are_no_difference(written, server):
+    asked = cells(written({**MINE, "seeds": [0]}), PLACES)
+    server.finish(asked[0], 70.0, **{"csc.run_key": "another"})
+    params = server.runs[0].params
+    params["train.workers"] = "8"
+    del params["krt.heads"]  # as if there had been no such setting
+    assert results(asked, any_version=True)[0].missing == ""
+    params["train.lr"] = "0.5"
+    assert results(asked, any_version=True)[0].missing == "not run"
+
+
+@pytest.fixture
+def outcome(server):
+    """Table 2 of the paper, cut down: two seeds, one of them missing for a row, one row not run at all."""
+    study = read_study("table2").narrowed(["voc-b0c4"], ["finetune", "agcn", "csc", "er", "krt-r"], [0, 1])
+    asked = cells(study, PLACES)
+    numbers = {"Fine-Tuning": (60.0, 62.0), "AGCN (0)": (74.0,), "CSC (0)": (86.0, 85.0), "ER (2/class)": (70.0, 70.5)}
+    for cell in asked:
+        if cell.seed < len(numbers.get(cell.row.name, ())):
+            server.finish(cell, numbers[cell.row.name][cell.seed])
+    tried = {cell.name for cell in asked if cell.row.label == "AGCN"}
+    failed = {cell.key: "CUDA out of memory" for cell in asked if cell.row.label == "AGCN" and cell.seed == 1}
+    return Outcome(study, tuple(results(asked, tried=tried, failed=failed)))
+
+
+def test_numbers_are_means_over_seeds_with_the_sample_deviation(outcome):
+    entries = {entry.row.label: entry for entry in outcome.table("voc-b0c4")}
+    number = entries["CSC"].number("last_mAP")
+    assert (number.mean, number.n) == (85.5, 2)
+    assert number.std == pytest.approx(0.7071, abs=1e-4)
+    assert entries["CSC"].difference("last_mAP") == pytest.approx(0.4)
+    assert entries["AGCN"].number("last_mAP").std is None
+    assert entries["KRT-R"].number("last_mAP") is None
+    assert entries["KRT-R"].difference("last_mAP") is None
+    assert entries["KRT-R"].missing == "not run"
+    assert entries["CSC"].number("CR-CP").mean == 20.0
+    assert entries["CSC"].number("ECE") is None
+    assert entries["CSC"].curve == pytest.approx((105.5, 100.5, 95.5, 90.5, 85.5))
+
+
+def test_the_terminal_table_is_aligned_and_complete(outcome):
+    assert text(outcome) == EXPECTED.replace("CODE", code_version())
+
+
+EXPECTED = """\
+ Table 2: PASCAL VOC 2007
+
+ voc-b0c4
+━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━
+              buffer     last mAP  paper  diff  average mAP  paper   diff
+──────────────────────────────────────────────────────────────────────────
+ Fine-Tuning             61.0±1.4   62.9  −1.9     71.0±1.4   82.1  −11.1
+──────────────────────────────────────────────────────────────────────────
+ AGCN         0        74.0 (n=1)   73.4  +0.6   84.0 (n=1)   84.3   −0.3
+ CSC          0          85.5±0.7   85.1  +0.4     95.5±0.7   90.4   +5.1
+──────────────────────────────────────────────────────────────────────────
+ ER           2/class    70.2±0.4   67.7  +2.5     80.2±0.4   82.6   −2.3
+ KRT-R        2/class     not run  83.4*                  –  90.7*
+━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━
+ ± is the sample standard deviation over seeds; n is given where seeds are missing
+ * as reported by the KRT paper: KRT-R (2/class)
+ failed (1 of 10 cells): AGCN (0), seed 1: CUDA out of memory
+ not run (2 of 10 cells): KRT-R (2/class): not started or not finished
+ order of the paper by last mAP, voc-b0c4: CSC > AGCN > Fine-Tuning: holds
+ seeds 0, 1 · data voc vvvvvvvvvvvv
+ initialisation scratch
+ code CODE"""
+
+
+def test_the_paper_order_is_checked_on_what_is_there(outcome, server):
+    claim = "order of the paper by last mAP, voc-b0c4: CSC > AGCN > Fine-Tuning"  # of KRT-R > ER only one is there
+    assert list(outcome.rankings()) == [f"{claim}: holds"]
+    server.runs[0].metrics["last_mAP"] = 90.0
+    again = Outcome(outcome.study, tuple(results([result.cell for result in outcome.results])))
+    against = "Fine-Tuning 76.0 is not below AGCN 74.0"
+    assert list(again.rankings()) == [f"{claim}: does not hold: {against}"]
+
+
+def test_markdown_has_the_same_cells(outcome):
+    page = markdown(outcome)
+    assert "| CSC | 0 | 85.5 ± 0.7 | 85.1 | +0.4 | 95.5 ± 0.7 | 90.4 | +5.1 |" in page
+    assert "| KRT-R | 2/class | not run | 83.4\\* |  | – | 90.7\\* |  |" in page
+    assert "| AGCN | 0 | 74.0 (n=1) | 73.4 | +0.6 |" in page
+    widths = {line.count(" | ") for line in page.splitlines() if line.startswith("|")}
+    assert len(widths) == 1
+
+
+def test_latex_has_the_same_cells_and_escapes_what_is_not_text(outcome, written, server):
+    page = latex(outcome)
+    assert r"CSC & 0 & 85.5 $\pm$ 0.7 & 85.1 & +0.4 & 95.5 $\pm$ 0.7 & 90.4 & +5.1 \\" in page
+    assert page.count(r"\begin{tabular}{llrrrrrr}") == 1
+    for environment in ("table", "tabular"):
+        assert page.count(f"\\begin{{{environment}}}") == page.count(f"\\end{{{environment}}}")
+    row = {"label": r"50% & \more_{x}", "method": "csc"}
+    study = written({"title": "T_1", "scenarios": ["voc-b0c4"], "rows": [row]})
+    strange = latex(Outcome(study, tuple(results(cells(study, PLACES)))))
+    assert r"50\% \& \textbackslash{}more\_\{x\} & 85.5 $\pm$ 0.7 (n=2) &" in strange
+    assert r"\caption{T\_1, voc-b0c4}" in strange
+
+
+def test_csv_has_a_line_for_each_cell_and_metric_with_all_facts(outcome):
+    records = list(csv.DictReader(io.StringIO(csv_lines(outcome))))
+    assert len(records) == len(outcome.results) * len(outcome.study.columns)
+    first = next(record for record in records if record["row"] == "CSC")
+    assert (first["metric"], float(first["value"]), float(first["paper"])) == ("last_mAP", 86.0, 85.1)
+    assert (first["initialisation"], first["code"], first["seed"]) == ("scratch", code_version(), "0")
+    missing = [record for record in records if record["row"] == "KRT-R"]
+    assert {(record["status"], record["value"]) for record in missing} == {("not run", "")}
+    failed = [record for record in records if record["status"] == "failed"]
+    assert {record["reason"] for record in failed} == {"CUDA out of memory"}
+
+
+class Tags(HTMLParser):
+    """Collects the open tags and the text of a page; fails on a tag that is closed out of turn."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.text = [], []
+
+    def handle_starttag(self, tag, attributes):
+        if tag not in ("meta", "br", "rect", "circle", "path", "polyline"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        pass
+
+    def handle_endtag(self, tag):
+        if tag in ("rect", "circle", "path", "polyline"):
+            return
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def test_the_page_is_whole_and_draws_a_line_for_each_finished_row(outcome):
+    page = render(outcome)
+    tags = Tags()
+    tags.feed(page)
+    assert tags.open == []
+    assert page.count("<polyline") == 4
+    words = " ".join(tags.text)
+    for word in ("85.5±0.7", "not run", "CUDA out of memory", "7 of 10 cells finished"):
+        assert word in words
+    assert "<script" not in page
+    assert "http" not in page.replace("http://www.w3.org", "")
+
+
+def test_facts_that_differ_are_told_apart(outcome, server):
+    server.runs[0].tags["csc.initialisation"] = "ImageNet-1k"
+    found = results([result.cell for result in outcome.results])
+    told = Outcome(outcome.study, tuple(found)).facts()
+    assert "initialisation differs: ImageNet-1k (Fine-Tuning)" in told
+    assert any(line.startswith("initialisation differs: scratch (Fine-Tuning, AGCN (0)") for line in told)
+    assert told[0] == "seeds 0, 1 · data voc vvvvvvvvvvvv"
+    assert told[-1] == f"code {code_version()}"
+
+
+def test_a_study_of_nothing_finished_still_has_its_tables(written, server):
+    study = written(MINE).narrowed(["digits-b0c2"])
+    outcome = Outcome(study, tuple(results(cells(study, {"digits": Place("/d", 10)}))))
+    assert "not run (6 of 6 cells): all rows: not started or not finished" in text(outcome)
+    assert "paper" not in text(outcome).split("±")[0]
+    assert "<polyline" not in render(outcome)
+    assert list(outcome.rankings()) == []
+
+
+def test_all_files_are_written_under_the_name_of_the_study(outcome, tmp_path):
+    files = write_files(outcome, tmp_path / "tables")
+    assert [file.name for file in files] == [f"table2.{ending}" for ending in ("txt", "md", "tex", "csv", "html")]
+    assert sorted(tmp_path.joinpath("tables").iterdir()) == sorted(files)
+    assert files[0].read_text() == text(outcome) + "\n"
+
+
+def test_every_column_has_a_title():
+    assert all(COLUMNS.values())

@@ -1,0 +1,392 @@
+"""The door to MLflow on a real SQLite store: everything once, errors in one line, and KFP's own runs put to use."""
+
+import json
+import os
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from csc import patience, tracking
+from csc.errors import TrackingError
+from csc.tracking import Tracker, fetch_model, find_record, finish_scenario, reach
+from tests.tracked import Plugin, Tracked
+from tests.trained import EPOCHS, SCENARIO, Trained, epoch_log, trained
+
+NAME = f"{SCENARIO}-csc"
+SETTINGS = ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_PASSWORD")
+
+
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database with all its tables; making them takes longer than a test."""
+    from mlflow.tracking import MlflowClient
+
+    path = tmp_path_factory.mktemp("empty") / "mlflow.db"
+    MlflowClient(f"sqlite:///{path}").search_experiments()
+    return path
+
+
+@pytest.fixture
+def client(empty_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A client of a store of the test's own, which the code under test uses too."""
+    from mlflow.tracking import MlflowClient
+
+    shutil.copy(empty_database, tmp_path / "mlflow.db")
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    for name in SETTINGS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    return MlflowClient(uri)
+
+
+def test_two_tasks_leave_a_parent_with_the_curve_and_children_with_lineage(client: Any, tmp_path: Path):
+    first, second = trained(tmp_path, 1), trained(tmp_path, 2)
+    one = first.register()["model"]
+    two = second.register(first)["model"]
+    tracked = Tracked(client, first.card)
+    (parent,), children = tracked.runs("scenario"), tracked.runs("task")
+    assert [one["parent_run_id"], two["parent_run_id"]] == [parent.info.run_id] * 2
+    assert [one["run_id"], two["run_id"]] == [child.info.run_id for child in children]
+    assert tracked.steps(parent, "mAP") == [1, 2]
+    assert parent.data.params["train.epochs"] == str(EPOCHS)
+    for number, child in enumerate(children, start=1):
+        assert child.info.status == "FINISHED"
+        assert child.data.tags["mlflow.parentRunId"] == child.data.tags["csc.scenario_run"] == parent.info.run_id
+        assert tracked.steps(child, "train/loss") == [1, 2]
+        assert tracked.steps(child, "mAP") == tracked.steps(child, "AP/0") == [number]
+        assert len(child.inputs.dataset_inputs) == 2
+    assert [[item.model_id for item in child.inputs.model_inputs] for child in children] == [[], [one["model_id"]]]
+    outputs = [[item.model_id for item in child.outputs.model_outputs] for child in children]
+    assert outputs == [[one["model_id"]], [two["model_id"]]]
+    assert str(client.get_model_version_by_alias(NAME, "task-02").version) == two["version"]
+    tied = client.get_logged_model(two["model_id"]).metrics
+    assert {metric.key: metric.value for metric in tied}["mAP"] == 20.0
+    kept = find_record(NAME, 2, tracking.run_key(second.card))
+    assert kept == json.loads(second.registered.read_text())
+
+
+def test_a_second_try_of_every_step_adds_nothing(client: Any, tmp_path: Path):
+    task = trained(tmp_path, 1)
+    task.register()
+    before = Tracked(client, task.card).count()
+    task.train()
+    task.register()
+    assert Tracked(client, task.card).count() == before
+
+
+def test_register_tells_the_epochs_that_training_could_not(client: Any, tmp_path: Path):
+    task = trained(tmp_path, 1)
+    tracked = Tracked(client, task.card)
+    Tracker(task.card).log_epoch(0, epoch_log(0))
+    (child,) = tracked.runs("task")
+    assert (child.info.status, tracked.steps(child, "train/loss")) == ("RUNNING", [1])
+    task.register()
+    (child,) = tracked.runs("task")
+    assert (child.info.status, tracked.steps(child, "train/loss")) == ("FINISHED", [1, 2])
+
+
+CALLS = (
+    "log_model_artifacts finalize_logged_model log_outputs log_inputs create_model_version set_registered_model_alias "
+    "log_dict set_terminated"
+)
+
+
+@pytest.mark.parametrize("call", CALLS.split())
+def test_a_try_that_died_at_any_call_is_completed_by_the_next(
+    call: str, client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from mlflow.tracking import MlflowClient
+
+    def die(*_: object, **__: object) -> None:
+        raise OSError("No space left on device")
+
+    undisturbed, task = trained(tmp_path, 1, seed=1), trained(tmp_path, 1)
+    undisturbed.register()
+    with monkeypatch.context() as broken:
+        broken.setattr(MlflowClient, call, die)
+        assert "says: No space left on device" in refusal(task.register)
+    assert not task.registered.exists()
+    task.register()
+    assert Tracked(client, task.card).count() == Tracked(client, undisturbed.card).count()
+
+
+def test_more_classes_than_one_call_may_carry_are_logged_in_several(
+    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(tracking, "METRICS_PER_BATCH", 3)
+    monkeypatch.setattr(tracking, "PARAMS_PER_BATCH", 7)
+    task = trained(tmp_path, 3)
+    task.register()
+    (child,) = Tracked(client, task.card).runs("task")
+    assert {f"AP/{digit}" for digit in "0123456789"} <= set(child.data.metrics)
+
+
+@dataclass
+class Unreliable:
+    """Something to make, whose making may fail before or after the deed."""
+
+    failures: list[str]
+    made: int = 0
+
+    def find(self) -> str | None:
+        assert os.environ.get(patience.RETRIES) == "5"
+        return "found" if self.made else None
+
+    def make(self) -> str:
+        from mlflow.exceptions import MlflowException
+
+        assert os.environ[patience.RETRIES] == "0"
+        failure = self.failures.pop(0) if self.failures else ""
+        self.made += failure != "before"
+        if failure:
+            raise MlflowException("no answer")
+        return "made"
+
+
+@pytest.mark.parametrize(
+    ("failures", "answer"), [([], "made"), (["before"], "made"), (["after"], "found"), (["before"] * 2, "made")]
+)
+def test_what_is_made_is_made_once_whatever_becomes_of_the_answers(
+    failures: list[str], answer: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv(patience.RETRIES, "5")
+    thing = Unreliable(failures)
+    assert patience.once(thing.find, thing.make) == answer
+    assert thing.made == 1
+    assert os.environ[patience.RETRIES] == "5"
+    assert patience.once(thing.find, thing.make) == "found"
+
+
+def test_making_something_is_not_tried_for_ever(monkeypatch: pytest.MonkeyPatch):
+    from mlflow.exceptions import MlflowException
+
+    monkeypatch.setenv(patience.RETRIES, "5")
+    thing = Unreliable(["before"] * 9)
+    with pytest.raises(MlflowException):
+        patience.once(thing.find, thing.make)
+    assert (len(thing.failures), thing.made) == (9 - patience.TRIES, 0)
+
+
+def test_a_refusal_is_not_tried_again():
+    from mlflow.exceptions import MlflowException
+
+    tries: list[int] = []
+
+    def refused() -> str:
+        tries.append(1)
+        raise MlflowException.invalid_parameter_value("no")
+
+    with pytest.raises(MlflowException):
+        patience.once(lambda: None, refused)
+    assert len(tries) == 1
+    assert patience.RETRIES not in os.environ
+
+
+@pytest.fixture
+def away(monkeypatch: pytest.MonkeyPatch) -> str:
+    """An address with a password in it, where nobody answers."""
+    for name in SETTINGS:
+        monkeypatch.delenv(name, raising=False)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://anna:hunter2@127.0.0.1:{port}")
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "token-of-anna")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    return f"http://127.0.0.1:{port}"
+
+
+def refusal(action: Callable[[], object]) -> str:
+    with pytest.raises(TrackingError) as caught:
+        action()
+    message = str(caught.value)
+    assert len(message.splitlines()) == 1, message
+    for secret in ("hunter2", "anna", "token-of"):
+        assert secret not in message
+    assert caught.value.__cause__ is None  # which would be printed, with the address as it was given
+    return message
+
+
+def test_a_server_that_does_not_answer_is_told_in_one_line_without_secrets(away: str, tmp_path: Path):
+    task = trained(tmp_path, 1)
+    for action in (
+        task.register,
+        reach,
+        lambda: Tracker(task.card).log_inputs({}, None),
+        lambda: fetch_model("models:/some@final", tmp_path / "model"),
+        lambda: finish_scenario("0" * 32, {"mAP": 1.0}, 1, "page"),
+        lambda: find_record(NAME, 1, "key"),
+    ):
+        message = refusal(action)
+        assert message.startswith(f"MLflow at {away} does not answer (connection refused); check MLFLOW_TRACKING_URI")
+        assert message.endswith("repeat the command: nothing finished is lost")
+    assert not task.registered.exists()
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("HTTPSConnectionPool(host='x'): too many 503 error responses", "answers only with errors (503)"),
+        ("failed with exception: Failed to resolve 'mlflow'", "does not answer (no such host)"),
+        ("Read timed out.", "does not answer (timed out)"),
+        ("('Connection aborted.', RemoteDisconnected('Remote end closed'))", "does not answer (the connection broke)"),
+        ("failed with error code 403 != 200. Response body: 'Invalid Host header - x'", "--allowed-hosts"),
+        (
+            "failed with error code 401 != 200. Response body: 'You are not'",
+            "does not let us in; check MLFLOW_TRACKING_USERNAME",
+        ),
+        ("first\n  second http://anna:hunter2@host/x token-of-anna", "says: first second http://host/x ***"),
+    ],
+)
+def test_what_mlflow_says_becomes_what_it_means(said: str, told: str, away: str):
+    from mlflow.exceptions import MlflowException
+
+    def fail() -> None:
+        with patience.one_line():
+            raise MlflowException(said)
+
+    assert told in refusal(fail)
+
+
+def test_a_mistake_of_ours_is_not_blamed_on_the_server(away: str):
+    with pytest.raises(KeyError), patience.one_line():
+        raise KeyError("ours")
+
+
+def test_a_database_that_cannot_be_opened_is_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/file/mlflow.db")
+    (tmp_path / "file").write_text("")
+    assert f"MLflow at sqlite:///{tmp_path}/file/mlflow.db says: " in refusal(reach)
+
+
+def test_training_goes_on_without_its_server_and_says_so_once(
+    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    task = trained(tmp_path, 1)
+    tracker = Tracker(task.card)
+    tracker.log_epoch(0, epoch_log(0))
+    calls: list[int] = []
+
+    def gone(*_: object, **__: object) -> None:
+        calls.append(1)
+        raise ConnectionError("Connection refused")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(tracker.client, "log_batch", gone)
+        for epoch in (1, 2, 3):
+            tracker.log_epoch(epoch, epoch_log(epoch))
+    assert len(calls) == 1  # it is not waited for again after each epoch
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "does not answer" in line]
+    assert line.startswith("task 1/3: MLflow at sqlite:///")
+    assert line.endswith("training goes on without it")
+    tracked = Tracked(client, task.card)
+    (child,) = tracked.runs("task")
+    assert tracked.steps(child, "train/loss") == [1]
+
+
+@pytest.fixture
+def plugin(client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Plugin]:
+    experiment = client.create_experiment("KFP-Default", artifact_location=(tmp_path / "artifacts").as_uri())
+    played = Plugin(client, experiment, monkeypatch)
+    played.start_pipeline("digits-b0c4 by hand")
+    yield played
+    assert client.get_experiment_by_name("csc-digits") is None  # all of it is where the plugin looks for it
+
+
+def run_task(plugin: Plugin, task: Trained, prior: Trained | None = None) -> tuple[str, str]:
+    """The two steps of a task that track, each with its own run from the plugin; returns these."""
+    train = plugin.start_step(task.card.task, "train")
+    task.train()
+    plugin.end_step(train, config='"{}"', **{"train.epochs": '"not ours"'})
+    register = plugin.start_step(task.card.task, "register")
+    task.register(prior)
+    plugin.end_step(register, model='"x"')
+    return train.info.run_id, register.info.run_id
+
+
+def test_the_run_of_the_train_step_becomes_the_tasks_run(plugin: Plugin, client: Any, tmp_path: Path):
+    first, second = trained(tmp_path, 1), trained(tmp_path, 2)
+    taken = [run_task(plugin, first), run_task(plugin, second, first)]
+    tracked = Tracked(client, first.card, "KFP-Default")
+    (scenario,), tasks, steps = (tracked.runs(role) for role in ("scenario", "task", "step"))
+    assert [(task.info.run_id, step.info.run_id) for task, step in zip(tasks, steps, strict=True)] == taken
+    assert scenario.data.tags["mlflow.parentRunId"] == plugin.pipeline.info.run_id
+    assert scenario.data.params["train.epochs"] == str(EPOCHS)
+    assert tracked.steps(scenario, "mAP") == [1, 2]
+    for number, (task, step) in enumerate(zip(tasks, steps, strict=True), start=1):
+        assert task.data.tags["csc.scenario_run"] == scenario.info.run_id
+        assert task.data.tags["csc.scenario"] == SCENARIO
+        assert task.data.tags["mlflow.parentRunId"] != scenario.info.run_id  # the plugin's tree is left as it is
+        assert tracked.steps(task, "train/loss") == [1, 2]
+        assert tracked.steps(task, "mAP") == [number]
+        assert step.data.tags["csc.task_run"] == task.info.run_id
+        assert not step.data.metrics
+    assert tracked.versions() == [1, 2]
+    assert find_record(NAME, 2, tracking.run_key(second.card)) is not None
+
+
+def test_a_retried_step_finds_its_task_again(plugin: Plugin, client: Any, tmp_path: Path):
+    task = trained(tmp_path, 1)
+    runs = run_task(plugin, task)
+    tracked = Tracked(client, task.card, "KFP-Default")
+    before = tracked.count()
+    for run_id in runs:
+        client.update_run(run_id, "RUNNING")  # as the API server reopens it
+        plugin.inject(client.get_run(run_id))
+        task.register()
+        client.set_terminated(run_id)
+    assert tracked.count() == before
+
+
+def test_another_pipeline_goes_on_with_the_runs_of_the_one_before(plugin: Plugin, client: Any, tmp_path: Path):
+    first, second = trained(tmp_path, 1), trained(tmp_path, 2)
+    run_task(plugin, first)
+    tracked = Tracked(client, first.card, "KFP-Default")
+    (scenario,) = tracked.runs("scenario")
+    plugin.start_pipeline("digits-b0c4, submitted again")
+    run_task(plugin, first)
+    run_task(plugin, second, first)
+    assert [run.info.run_id for run in tracked.runs("scenario")] == [scenario.info.run_id]
+    tasks = tracked.runs("task")
+    assert [tracked.steps(task, "train/loss") for task in tasks] == [[1, 2], [1, 2]]
+    assert tracked.steps(scenario, "mAP") == tracked.versions() == [1, 2]
+
+
+def test_two_scenario_runs_in_one_pipeline_keep_apart(plugin: Plugin, client: Any, tmp_path: Path):
+    for seed in (0, 1):
+        task = trained(tmp_path, 1, seed)
+        run_task(plugin, task)
+        tracked = Tracked(client, task.card, "KFP-Default")
+        (scenario,), (child,) = tracked.runs("scenario"), tracked.runs("task")
+        assert scenario.data.params["seed"] == str(seed)
+        assert tracked.steps(scenario, "mAP") == tracked.steps(child, "mAP") == [1]
+
+
+def test_one_run_in_the_environment_of_all_tasks_is_used_for_the_first_only(
+    plugin: Plugin, client: Any, tmp_path: Path
+):
+    first, second = trained(tmp_path, 1), trained(tmp_path, 2)
+    given = plugin.start_step(1, "everything")
+    first.register()
+    second.register(first)
+    tracked = Tracked(client, first.card, "KFP-Default")
+    tasks = tracked.runs("task")
+    assert [task.data.tags["csc.task"] for task in tasks] == ["1", "2"]
+    assert tasks[0].info.run_id == given.info.run_id
+    assert tracked.steps(tasks[0], "mAP") == [1]
+
+
+def test_a_run_of_another_server_is_told_and_left_alone(
+    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("MLFLOW_RUN_ID", "f" * 32)
+    task = trained(tmp_path, 1)
+    task.register()
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "MLFLOW_RUN_ID" in line]
+    assert line.startswith("task 1/3: MLflow at sqlite:///")
+    assert Tracked(client, task.card).count()["runs"] == [1, 1]

@@ -1,0 +1,92 @@
+"""Every method of the registry learns two small tasks of digits through the steps, from its artifact alone."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from csc.config import learns_like, methods, parse_overrides, resolve
+from csc.data.digits import ingest_digits
+from csc.memory import read_memory
+from csc.methods import registered
+from csc.model import MEMORY, METHOD_STATE, load_network, load_tensors
+from csc.steps.build_dataset import build_dataset
+from csc.steps.evaluate import evaluate
+from csc.steps.ingest import ingest
+from csc.steps.register import register
+from csc.steps.split_labels import split_labels
+from csc.steps.train import train
+from tests.unit.training.bench import TINY
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("every method")]
+SCENARIO, TASKS = "digits-b0c5", 2
+TINIER = ("train.epochs=1", "train.batch_size=16", "krt.width=16", "krt.heads=2", "oewc.samples=16", "agcn.width=8")
+
+
+@pytest.fixture(scope="module")
+def origin(tmp_path_factory) -> str:
+    data = ingest_digits(tmp_path_factory.mktemp("data") / "digits", train=60, test=24, size=32).path
+    return ingest(SCENARIO, str(data)).to_json()
+
+
+@pytest.fixture(autouse=True)
+def tracking(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+
+
+def config_of(method: str, *more: str) -> str:
+    backbone = ("backbone.name=test_vit",) if method == "l2p" else TINY[:2]
+    return resolve("digits", parse_overrides([f"method={method}", *backbone, *TINY[2:], *TINIER, *more])).to_json()
+
+
+def run_task(origin: str, config: str, task: int, folder: Path, prior: Path | None) -> Path:
+    """The five steps of a task; returns the folder with everything they wrote."""
+    place = folder / f"task-{task}"
+    place.mkdir(parents=True)
+    of = {name: str(place / name) for name in ("split", "train", "test", "model", "scores", "metrics", "registered")}
+    before = str(prior / "registered") if prior else ""
+    split_labels(origin, SCENARIO, task, TASKS, of["split"])
+    build_dataset(origin, of["split"], config, of["train"], of["test"])
+    train(config, of["split"], of["train"], of["model"], before)
+    evaluate(of["model"], of["test"], of["scores"], of["metrics"], before)
+    register(of["model"], of["metrics"], of["test"], of["registered"], before)
+    return place
+
+
+@pytest.mark.parametrize("method", sorted(methods()))
+def test_a_method_learns_two_tasks_from_its_artifact(origin: str, tmp_path: Path, method: str):
+    config = config_of(method, "max_entropy.beta=0.01")
+    first = run_task(origin, config, 1, tmp_path, None)
+    second = run_task(origin, config, 2, tmp_path, first)
+    settings, kind = resolve("digits", json.loads(config)), registered()[learns_like(method)]
+    log = json.loads((second / "model" / "training.json").read_text())["epochs"][-1]
+    assert ("H" in log) == kind.continues or method == "joint"
+    network, card = load_network(second / "model")
+    assert len(card.classes) == 10
+    metrics = json.loads((second / "metrics").read_text())
+    assert 0 <= metrics["mAP"] <= 100
+    remembers = settings.memory.sampler != "none"
+    assert (second / "model" / MEMORY).is_file() == remembers
+    if remembers:
+        memory = read_memory(second / "model" / MEMORY)
+        limit = settings.memory.total or settings.memory.per_class * 10
+        assert 0 < len(memory) <= limit
+        assert (memory.stored > 0).all() == kind.stores_logits
+    assert all(value.isfinite().all() for value in network.state_dict().values())
+
+
+@pytest.mark.parametrize("method", ["csc", "derpp", "krt-r", "oewc"])
+def test_the_second_task_is_repeatable_from_the_registered_model(origin: str, tmp_path: Path, method: str):
+    config = config_of(method)
+    first = run_task(origin, config, 1, tmp_path / "one", None)
+    one = run_task(origin, config, 2, tmp_path / "one", first)
+    two = run_task(origin, config, 2, tmp_path / "two", first)
+    weights, again = (load_network(place / "model")[0].state_dict() for place in (one, two))
+    assert all(torch.equal(weights[name], again[name]) for name in weights)
+    kept, kept_again = (load_tensors(place / "model" / METHOD_STATE) for place in (one, two))
+    assert kept.keys() == kept_again.keys()
+    assert all(torch.equal(kept[name], kept_again[name]) for name in kept)
+    if method in ("derpp", "krt-r"):
+        bytes_of = [(place / "model" / MEMORY).read_bytes() for place in (one, two)]
+        assert bytes_of[0] == bytes_of[1]
