@@ -28,7 +28,7 @@ test: lint $(STAMP)  ## lint, type-check and run all tests
 quick: lint $(STAMP)  ## lint, type-check and run the tests that take seconds
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow"
 
-test-docker: $(STAMP)  ## build the images and run their tests (minutes, 25 GB of disk; needs Docker, or root on Debian)
+test-docker: $(STAMP)  ## build the images and run their tests (minutes, 18 GB of disk; needs Docker, or root on Debian)
 	$(BIN)/python -m pytest -m docker tests/docker
 
 lint: $(STAMP)  ## ruff and mypy

@@ -22,7 +22,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 NAME = "csc-test"  # images of a person on the same engine keep their names
 BASE = f"{NAME}-base:latest"
-DISK = 25e9
+DISK = 18e9
 PACKAGES = ["docker.io", "iptables", "mmdebstrap", "docker-registry"]
 
 

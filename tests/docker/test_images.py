@@ -16,7 +16,6 @@ from csc.pipelines.profile import read_profile
 from csc.version import code_version
 from tests.docker.conftest import Engine
 from tests.integration.test_run import answer
-from tests.s3 import free_ports
 
 pytestmark = pytest.mark.docker
 KINDS = ("cpu", "train")
@@ -103,6 +102,8 @@ def registry(tmp_path: Path) -> Iterator[str]:
     program = shutil.which("docker-registry")
     if program is None:
         pytest.skip("no registry: 'docker-registry' is not installed")
+    from tests.s3 import free_ports
+
     address = f"127.0.0.1:{free_ports(1)[0]}"
     settings = {
         "version": 0.1,

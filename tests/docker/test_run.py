@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import yaml
@@ -13,7 +14,9 @@ from csc.data.digits import ingest_digits
 from tests.docker.conftest import Engine
 from tests.integration.conftest import command, last_results
 from tests.integration.conftest import scenes as scenes  # a fixture
-from tests.mlflow_server import Servers
+
+if TYPE_CHECKING:
+    from tests.mlflow_server import Servers
 
 pytest_plugins = ["tests.s3", "tests.mlflow_server"]
 pytestmark = pytest.mark.docker
@@ -119,7 +122,7 @@ def test_a_refusal_inside_a_container_is_one_line(engine: Engine, scenes: Path, 
 
 
 def test_a_run_on_servers_killed_while_a_container_works_is_taken_up_without_it(
-    engine: Engine, servers: Servers, bucket: str, profile: Path, tmp_path: Path
+    engine: Engine, servers: "Servers", bucket: str, profile: Path, tmp_path: Path
 ):
     ingest_digits(f"{bucket}/digits", train=240, test=80, size=32)
     _let_others_in(tmp_path)
