@@ -108,6 +108,8 @@ def _started(folder: Path) -> Iterator[Engine]:
     finally:
         process.terminate()
         process.wait(60)
+        for left in (folder / "exec" / "netns").glob("*"):  # mounts, which dockerd leaves
+            subprocess.run(["umount", left], capture_output=True)
 
 
 def _client() -> str:
