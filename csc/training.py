@@ -144,7 +144,7 @@ class Trainer:
         log = keeper.restore()
         if not self.group.agree(len(log)):
             raise BadData(f"{self.checkpoint}: not seen alike by all processes; put it where all nodes can read it")
-        progress = Progress(self.title, self.config.train.epochs, len(self.view), finished=len(log))
+        progress = Progress(self.title, self.config.train.epochs, self.shown, finished=len(log))
         epochs = range(len(log), self.config.train.epochs)
         batches = self._batches(epochs)
         for epoch in epochs:
@@ -160,6 +160,11 @@ class Trainer:
     def classes(self) -> tuple[str, ...]:
         """All seen classes, old ones first."""
         return self.view.classes
+
+    @property
+    def shown(self) -> int:
+        """How many images an epoch shows: the task's, and exemplars unless they are drawn beside them."""
+        return self.own if self.config.memory.replay == "batch" else len(self.view)
 
     def logits_of_prior(self) -> Tensor:
         """What the prior model says of every training image as it is, exemplars included."""
@@ -215,7 +220,7 @@ class Trainer:
         return {
             **means,
             "loss": sum(means.values()),
-            "images_per_second": len(self.view) / seconds,
+            "images_per_second": self.shown / seconds,
             "waiting": (batches.waited - waited) / seconds,
         }
 
@@ -333,10 +338,8 @@ class Trainer:
     def _order(self, epoch: int) -> list[tuple[list[int], ...]]:
         """Of each step of an epoch the task's rows and, if exemplars are drawn beside them, those of each draw."""
         settings, shuffle = self.config.memory, not self.config.release_quirks.no_shuffle
-        aside = self.memory is not None and settings.replay == "batch"
-        rows = self.own if aside else len(self.view)
-        steps = order(rows, self.config.train.batch_size, self._seed, epoch, shuffle=shuffle)
-        if not aside:
+        steps = order(self.shown, self.config.train.batch_size, self._seed, epoch, shuffle=shuffle)
+        if self.memory is None or settings.replay == "concat":
             return [(step,) for step in steps]
         random = np.random.default_rng([self._seed, epoch, 2])
         exemplars = len(self.view) - self.own
