@@ -17,12 +17,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from csc import config
 from csc.data.columns import from_numpy, to_numpy
 from csc.data.partial import View
 from csc.errors import BadModel
 from csc.sampling import herding, ocdm, prs, reservoir
 from csc.scenario import Task
+from csc.settings import Memory as MemorySettings
 from csc.storage import atomic_file
 
 __all__ = ["Memory", "joined", "read_memory", "update", "write_memory"]
@@ -166,7 +166,7 @@ def update(
     memory: Memory,
     view: View,
     task: Task,
-    settings: config.Memory,
+    settings: MemorySettings,
     *,
     seed: int,
     features: Features,
@@ -227,7 +227,7 @@ def _by_class(
     memory: Memory,
     view: View,
     labels: NDArray[np.bool_],
-    settings: config.Memory,
+    settings: MemorySettings,
     rng: np.random.Generator,
     features: Features,
 ) -> tuple[Memory, _Chosen]:
@@ -252,7 +252,7 @@ def _by_class(
 
 
 def _from_stream(
-    memory: Memory, view: View, labels: NDArray[np.bool_], settings: config.Memory, rng: np.random.Generator
+    memory: Memory, view: View, labels: NDArray[np.bool_], settings: MemorySettings, rng: np.random.Generator
 ) -> tuple[Memory, _Chosen]:
     """What is left of the memory, and new in it, after the images of a view came by in a random order.
 

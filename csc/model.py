@@ -14,9 +14,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from csc.config import Config, resolve
+from csc.config import resolve
 from csc.errors import BadModel
 from csc.scenario import Scenario
+from csc.settings import Config
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -23,7 +23,7 @@ __all__ = ["installed", "package_model"]
 
 # Every file is a request of its own on its way through a tracking server, so nothing comes along that is not used.
 CODE = (
-    *(f"{name}.py" for name in ("__init__", "config", "errors", "model", "scenario", "serving", "storage")),
+    *(f"{name}.py" for name in ("__init__", "config", "errors", "model", "scenario", "serving", "settings", "storage")),
     "nets/*.py",
     "presets/*.yaml",
     "methods/config/*.yaml",

@@ -15,7 +15,6 @@ from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
 from csc.adam import EagerAdam
 from csc.checkpoint import Checkpoint, laid_out_like
-from csc.config import Config
 from csc.data.loading import Batch, Batches, evaluation_batches, order, training_batches, workers_for
 from csc.data.maps import map_batches
 from csc.data.partial import View
@@ -27,6 +26,7 @@ from csc.methods.base import Method, Replay, Step
 from csc.nets.correlation import statistical_cm
 from csc.nets.network import Network, Outputs
 from csc.progress import Progress
+from csc.settings import Config
 
 __all__ = ["EpochLog", "Precision", "Trainer", "confidences", "memory_format", "place", "seed_everything"]
 

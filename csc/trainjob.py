@@ -27,9 +27,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from csc.config import Train
 from csc.errors import BadConfig, CscError
 from csc.scenario import Task
+from csc.settings import Train
 from csc.storage import atomic_folder, local_path, write_json
 
 __all__ = ["Cluster", "ClusterError", "job_name", "stage", "train_job", "train_on_nodes"]

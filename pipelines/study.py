@@ -19,10 +19,10 @@ from kfp.dsl.base_component import BaseComponent
 from csc.components.collect.component import collect
 from csc.components.embed.component import embed
 from csc.components.ingest.component import ingest
-from csc.config import Config
 from csc.pipelines.profile import Profile, apply
 from csc.pipelines.scenario import LOCAL, build_pipeline
 from csc.scenario import Scenario
+from csc.settings import Config
 from csc.steps.collect import order_for
 from csc.storage import atomic_file
 from csc.study.cells import Cell, Place

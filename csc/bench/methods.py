@@ -15,13 +15,14 @@ import torch
 
 from csc import config
 from csc.bench import Result, interleaved
-from csc.config import Config, resolve
+from csc.config import resolve
 from csc.data.loading import Batch, Batches
 from csc.data.partial import View
 from csc.memory import Memory
 from csc.methods import kind_of
 from csc.nets.backbone import build_backbone
 from csc.nets.network import Network, build_head, with_prompts
+from csc.settings import Config
 from csc.training import Trainer, place
 
 __all__ = ["methods"]

@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, leaky_relu
 
 from csc.bench import Result, interleaved
-from csc.config import Config, resolve
+from csc.config import resolve
 from csc.data.loading import Batch, Batches
 from csc.data.partial import View
 from csc.nets.backbone import build_backbone
 from csc.nets.network import Network, build_head
+from csc.settings import Config
 from csc.training import Trainer, memory_format
 
 __all__ = ["step"]

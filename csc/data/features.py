@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from csc.config import Config
 from csc.data.cache import NodeCache
 from csc.data.dataset import Dataset
 from csc.data.images import ShardFiles
 from csc.errors import BadData, BadModel
+from csc.settings import Config
 from csc.storage import exists, is_remote, join, local_path, read_json, sha256_file
 
 __all__ = [

@@ -14,8 +14,8 @@ from csc.config import learns_like
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from csc.config import Config
     from csc.methods.base import Method
+    from csc.settings import Config
 
 __all__ = ["kind_of", "method", "register", "registered"]
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from csc.config import Krt
+from csc.settings import Krt
 
 __all__ = ["IncrementalCrossAttention"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from csc.config import Config, resolve
+from csc.config import resolve
 from csc.data.dataset import Dataset
 from csc.data.features import (
     BATCH_ROWS,
@@ -26,6 +26,7 @@ from csc.data.partial import View
 from csc.errors import BadConfig
 from csc.progress import Bar
 from csc.scenario import Scenario
+from csc.settings import Config
 from csc.steps.ingest import Origin
 from csc.storage import atomic_place, exists, join, read_json, sha256_file, write_bytes
 

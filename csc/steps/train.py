@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from csc.config import Config, resolve
+from csc.config import resolve
 from csc.data.features import FeatureCard, backbone_weights, read_features
 from csc.data.partial import View, read_view
 from csc.errors import BadConfig, BadModel
@@ -27,6 +27,7 @@ from csc.model import (
 )
 from csc.packaging import installed
 from csc.scenario import Scenario, Task
+from csc.settings import Config
 from csc.steps.register import read_registered
 from csc.steps.split_labels import read_split
 from csc.storage import atomic_folder, write_json

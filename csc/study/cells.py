@@ -6,9 +6,10 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from csc.config import BY_WHOM, Config, resolve
+from csc.config import resolve
 from csc.errors import BadConfig
 from csc.scenario import Scenario
+from csc.settings import BY_WHOM, Config
 from csc.study.spec import Row, Study
 from csc.tracking import ScenarioRun, curve, finished_runs
 from csc.version import code_version

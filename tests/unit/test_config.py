@@ -6,9 +6,10 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import pytest
 import yaml
 
-from csc import config
-from csc.config import Config, methods, parse_overrides, resolve
+from csc import config, settings
+from csc.config import methods, parse_overrides, resolve
 from csc.errors import BadConfig
+from csc.settings import Config
 
 DATASETS = ("digits", "voc", "coco", "mine")
 EVERY = [(method, dataset) for method in methods() for dataset in DATASETS]
@@ -373,5 +374,5 @@ def test_every_method_is_described_in_one_line():
 
 
 def test_the_flat_form_holds_the_same_as_the_json():
-    settings = resolve("voc")
-    assert settings.flat() == dict(config._flatten(json.loads(settings.to_json())))
+    config = resolve("voc")
+    assert config.flat() == dict(settings._flatten(json.loads(config.to_json())))

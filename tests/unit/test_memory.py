@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from csc import config
 from csc.data.partial import View, read_view, write_view
 from csc.errors import BadModel
 from csc.memory import Memory, joined, read_memory, update, write_memory
 from csc.sampling import Balance, admission, herding, leaving, ocdm, prs, reservoir, shares
 from csc.scenario import Task
+from csc.settings import Memory as MemorySettings
 
 SAMPLERS = ("herding", "random", "reservoir", "prs", "ocdm")
 STREAMS = ("reservoir", "prs", "ocdm")
@@ -60,12 +60,12 @@ def features_of(view: View) -> np.ndarray[Any, Any]:
     return np.stack([np.random.default_rng(number).normal(1, 1, 8) for number in numbers]).astype(np.float32)
 
 
-def settled(sampler: str, **more: Any) -> config.Memory:
-    return config.Memory(sampler=sampler, **more)  # type: ignore[arg-type]
+def settled(sampler: str, **more: Any) -> MemorySettings:
+    return MemorySettings(sampler=sampler, **more)  # type: ignore[arg-type]
 
 
 def lived(
-    truth: Sequence[set[int]], life: Sequence[Task], settings: config.Memory, seed: int = 0, *, logits: bool = False
+    truth: Sequence[set[int]], life: Sequence[Task], settings: MemorySettings, seed: int = 0, *, logits: bool = False
 ) -> Memory:
     """The memory after all tasks."""
     memory = Memory.empty(WORLD)

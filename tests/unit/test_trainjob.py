@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from csc.config import Train
 from csc.errors import BadConfig, BadData
 from csc.scenario import Task
+from csc.settings import Train
 from csc.trainjob import PATIENCE, Cluster, ClusterError, job_name, stage, train_job, train_on_nodes
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from csc.config import Config, parse_overrides, resolve
+from csc.config import parse_overrides, resolve
 from csc.data.partial import View
 from csc.errors import CscError
 from csc.methods import kind_of
@@ -18,6 +18,7 @@ from csc.nets.backbone import Initialisation, build_backbone
 from csc.nets.growth import grow
 from csc.nets.network import Network, build_head
 from csc.scenario import Task
+from csc.settings import Config
 from csc.training import EpochLog, Trainer
 
 SCENARIO = "digits-b0c5"

@@ -16,13 +16,14 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
-from csc.config import Config, resolve
+from csc.config import resolve
 from csc.data.dataset import Dataset
 from csc.data.digits import ingest_digits
 from csc.data.images import ImageShards
 from csc.data.partial import View, train_view
 from csc.nets.network import Network
 from csc.scenario import Scenario
+from csc.settings import Config
 from csc.training import Trainer
 from tests.unit.training.bench import first_rows, fresh_network, grown_network
 
