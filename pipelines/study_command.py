@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from csc.errors import BadConfig, BadData
 from csc.pipelines.commands import alone, class_count
 from csc.pipelines.profile import SHIPPED as PROFILES
 from csc.pipelines.profile import Profile, read_profile, run_defaults
+from csc.pipelines.submit import check_edited, check_place, endpoint_arguments, open_endpoint, run_arguments, send
 from csc.scenario import CLASS_COUNTS, Scenario
 from csc.storage import absolute, exists, join
 from csc.study.cells import Cell, Place, Result, cells, results
@@ -43,12 +45,18 @@ def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--seeds", metavar="0,1", help="in the place of the study's own")
     parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], dest="overrides", help="a setting")
     parser.add_argument("--parallel", type=int, metavar="N", help="cells at the same time (here at most 2)")
-    parser.add_argument("--profile", default="local", help=f"YAML file, or one of {', '.join(PROFILES)}")
+    parser.add_argument(
+        "--profile", help=f"YAML file, or one of {', '.join(PROFILES)} (default: local, with --submit kubeflow)"
+    )
     parser.add_argument("--workdir", default="work", metavar="DIR", help="folder of runs and results (default: work)")
     parser.add_argument("-o", "--output", metavar="DIR", help="folder of the tables (default: WORKDIR/studies)")
     parser.add_argument("--any-version", action="store_true", help="also take results that other code has made")
-    parser.add_argument("--dry-run", action="store_true", help="list the cells and which are finished; run nothing")
-    parser.add_argument("--compile", metavar="FILE", help="write pipelines for a cluster instead of running")
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--dry-run", action="store_true", help="list the cells and which are finished; run nothing")
+    instead.add_argument("--compile", metavar="FILE", help="write pipelines for a cluster instead of running")
+    instead.add_argument("--submit", action="store_true", help="run on a Kubeflow cluster; see 'csc submit'")
+    endpoint_arguments(parser)
+    run_arguments(parser)
     parser.add_argument("--runner", choices=["forked", "subprocess"], default="forked", help="see 'csc run'")
     parser.add_argument("--verbose", action="store_true", help="show all output of the steps")
 
@@ -62,9 +70,11 @@ def _study(arguments: Namespace) -> int:
     )
     if arguments.parallel is not None and arguments.parallel < 1:
         raise BadConfig(f"--parallel {arguments.parallel}: expected 1 or more")
-    profile = read_profile(arguments.profile)
+    profile = read_profile(arguments.profile or ("kubeflow" if arguments.submit else "local"))
     if arguments.compile:
         return _compile(arguments, study, profile)
+    if arguments.submit:
+        return _submit(arguments, study, profile)
     os.environ.update(profile.env | ({"MLFLOW_TRACKING_URI": profile.tracking.uri} if profile.tracking.uri else {}))
     workdir = use_workdir(arguments.workdir)
     places = _places(study, arguments.data, profile, workdir, make=not arguments.dry_run)
@@ -185,6 +195,30 @@ def _compile(arguments: Namespace, study: Study, profile: Profile) -> int:
     """Write the pipeline of the whole study; what is finished there is known there."""
     if not arguments.compile.endswith((".yaml", ".yml")):
         raise BadData(f"--compile {arguments.compile}: expected a file name that ends in .yaml")
+    for file, runs in _compiled(Path(arguments.compile), arguments, study, profile):
+        print(f"wrote {file}: {runs} runs")
+    return 0
+
+
+def _submit(arguments: Namespace, study: Study, profile: Profile) -> int:
+    """Run the whole study on a cluster; return the exit code."""
+    check_edited(arguments.profile or "kubeflow", profile)
+    for _, place in map(_named, arguments.data):
+        check_place(place)
+    endpoint = open_endpoint(arguments, profile)
+    from csc.pipelines.study import study_name
+
+    with tempfile.TemporaryDirectory(prefix="csc-submit-") as folder:
+        packages = _compiled(Path(folder) / f"{study_name(study)}.yaml", arguments, study, profile)
+        codes = [
+            send(arguments, endpoint, profile, package, study_name(study), f"{study.title}, {runs} runs", {})
+            for package, runs in packages
+        ]
+    return max(codes)
+
+
+def _compiled(whole: Path, arguments: Namespace, study: Study, profile: Profile) -> list[tuple[Path, int]]:
+    """The pipelines of a study as files beside each other, and how many runs each has."""
     places = {}
     given = _places_elsewhere(arguments.data, study)
     for scenario in map(Scenario.parse, study.scenarios):
@@ -192,18 +226,15 @@ def _compile(arguments: Namespace, study: Study, profile: Profile) -> int:
         data = given.get(scenario.dataset) or run_defaults(profile, scenario).get("data")
         if data is not None:
             places[scenario.dataset] = Place(data, CLASS_COUNTS.get(scenario.dataset) or class_count(scenario, data))
-    asked = cells(study, places)
     from csc.pipelines.study import compile_study, parts
 
-    cut = parts(asked)
-    whole = Path(arguments.compile)
-    for number, part in enumerate(cut, start=1):
-        file = whole if len(cut) == 1 else whole.with_stem(f"{whole.stem}-{number}")
-        compile_study(study, part, places, file, profile, arguments.parallel)
-        print(f"wrote {file}: {len(part)} runs")
+    cut = parts(cells(study, places))
     if len(cut) > 1:
         print(f"{len(cut)} pipelines, because a cluster cannot hold the state of more steps in one; any order will do")
-    return 0
+    files = [whole if len(cut) == 1 else whole.with_stem(f"{whole.stem}-{number + 1}") for number in range(len(cut))]
+    for file, part in zip(files, cut, strict=True):
+        compile_study(study, part, places, file, profile, arguments.parallel)
+    return [(file, len(part)) for file, part in zip(files, cut, strict=True)]
 
 
 def _named(place: str) -> tuple[str, str]:

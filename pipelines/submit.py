@@ -19,7 +19,16 @@ from csc.scenario import CLASS_COUNTS, Scenario
 if TYPE_CHECKING:
     from csc.pipelines.endpoint import Endpoint
 
-__all__ = ["STATUS", "SUBMIT", "check_edited", "endpoint_arguments", "open_endpoint", "run_arguments", "send"]
+__all__ = [
+    "STATUS",
+    "SUBMIT",
+    "check_edited",
+    "check_place",
+    "endpoint_arguments",
+    "open_endpoint",
+    "run_arguments",
+    "send",
+]
 
 
 def endpoint_arguments(parser: ArgumentParser) -> None:
@@ -52,10 +61,7 @@ def _submit(arguments: Namespace) -> int:
     data = arguments.data or run_defaults(profile, scenario).get("data")
     if data is None:
         raise BadData(f"csc submit {scenario.name}: --data is missing, and the profile has no storage.data")
-    if not data.startswith(("/", "s3://")):
-        raise BadData(
-            f"--data {data}: expected a place that the cluster knows, an s3:// one or a whole path on a volume"
-        )
+    check_place(data)
     # The place is the cluster's; it is looked at from here only if the number of classes cannot be known otherwise.
     classes = CLASS_COUNTS.get(scenario.dataset) or class_count(scenario, data)
     window = Window.parse(arguments.tasks, scenario, classes)
@@ -113,6 +119,14 @@ def check_edited(name: str, profile: Profile) -> None:
         if "example.com/" in image or image.endswith("0" * 64):
             file = Path(__file__).parent / "profiles" / f"{name}.yaml" if name in SHIPPED else name
             raise BadConfig(f"{file}: images.{kind} is an example; copy the file, name your images, and give --profile")
+
+
+def check_place(data: str) -> None:
+    """Refuse a place that means another one on the cluster than here."""
+    if not data.startswith(("/", "s3://")):
+        raise BadData(
+            f"--data {data}: expected a place that the cluster knows, an s3:// one or a whole path on a volume"
+        )
 
 
 def open_endpoint(arguments: Namespace, profile: Profile) -> "Endpoint":

@@ -426,3 +426,47 @@ def test_steps_that_run_side_by_side_are_counted_without_a_task():
 )
 def test_times_as_people_say_them(seconds, said):
     assert duration(seconds) == said
+
+
+def study(kfp, *more, name="digits"):
+    words = ("--host", kfp.host, "--profile", "mine.yaml", "--token-env", "MY_TOKEN", "--seeds", "0")
+    return ("study", name, "--submit", *words, *more)
+
+
+def test_a_study_is_submitted_as_one_run_of_its_own_pipeline(server, csc):
+    code, lines, error = csc(*study(server, "--methods", "csc,lwf"))
+    assert (code, error) == (0, "")
+    (run,) = server.runs.values()
+    assert run["display_name"] == "All methods on the embedded digits, 2 runs"
+    assert re.fullmatch(r"pipeline    csc-study-digits · version [0-9a-f]{16} \(uploaded\)", lines[1])
+    assert lines[2] == f"run         {server.host}/#/runs/details/{run['run_id']}"
+
+
+def test_a_study_too_large_for_a_cluster_is_several_runs_of_one_pipeline(server, csc, monkeypatch):
+    monkeypatch.setattr("csc.pipelines.study.parts.__defaults__", (30,))  # steps; a cell on digits has 27
+    code, lines, _ = csc(*study(server, "--methods", "csc,lwf"))
+    assert code == 0
+    assert lines[0].startswith("2 pipelines, because")
+    assert [len(shelf) for shelf in (server.pipelines, server.versions, server.runs)] == [1, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("words", "right"),
+    [
+        (("--data", "data/digits"), "--data data/digits: expected a place that the cluster knows"),
+        (("--profile", "kubeflow"), "images.cpu is an example"),
+        (("--methods", "nobody"), "nobody"),
+    ],
+)
+def test_a_study_that_cannot_run_there_is_not_sent(server, csc, words, right):
+    code, _, error = csc(*study(server), *words)
+    assert code == 2
+    assert right in error
+    assert not server.runs
+    assert not server.pipelines
+
+
+def test_looking_at_a_study_submits_nothing(server, csc):
+    with pytest.raises(SystemExit, match="2"):
+        csc(*study(server, "--dry-run"))
+    assert not server.runs
