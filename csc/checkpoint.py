@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from csc.model import save_tensors
 from csc.storage import atomic_file
 
 __all__ = ["Checkpoint", "laid_out_like"]
@@ -49,8 +49,7 @@ class Checkpoint:
             "scaler": self.scaler.state_dict(),
         }
         with atomic_file(self.path) as aside:
-            whole = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-            save_file(whole, aside, metadata={"csc": json.dumps(facts)})
+            save_tensors(tensors, aside, {"csc": json.dumps(facts)})
 
     def restore(self) -> list[dict[str, float]]:
         """Take up the state of the last finished epoch and return its log; an empty log if there is none."""

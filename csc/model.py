@@ -10,6 +10,8 @@ optimizer.safetensors  only with `release_quirks.persist_optimizer`
 
 import hashlib
 import json
+import os
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +20,7 @@ from csc.config import resolve
 from csc.errors import BadModel
 from csc.scenario import Scenario
 from csc.settings import Config
+from csc.storage import writable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -78,11 +81,19 @@ def save_network(network: "Network", card: ModelCard, folder: Path) -> None:
     (folder / "model.json").write_text(json.dumps(asdict(card), indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def save_tensors(tensors: "Mapping[str, Tensor]", path: Path) -> None:
-    """Write named tensors as safetensors."""
+def save_tensors(tensors: "Mapping[str, Tensor]", path: Path, facts: dict[str, str] | None = None) -> None:
+    """Write named tensors as safetensors; a full disk is one line, as it is for any other file."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, path)
+    whole = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    try:
+        save_file(whole, path, facts)
+    except SafetensorError as error:
+        if not (cause := re.search(r"\(os error (\d+)\)", str(error))):
+            raise
+        with writable(path):
+            raise OSError(int(cause[1]), os.strerror(int(cause[1]))) from None
 
 
 def load_tensors(path: Path) -> "dict[str, Tensor]":

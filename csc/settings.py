@@ -155,7 +155,7 @@ class Agcn:
     `embeddings` names an .npz file with `classes` and `vectors`; `random` takes fixed random vectors.
     """
 
-    relations: float = setting(1.0, least=0)
+    relations: float = setting(0.01, least=0)
     embeddings: str = "random"
     width: int = setting(1024, least=1)
 

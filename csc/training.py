@@ -9,7 +9,7 @@ from typing import cast
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
@@ -23,6 +23,7 @@ from csc.errors import BadConfig, BadData
 from csc.memory import Memory, joined
 from csc.methods import method
 from csc.methods.base import Method, Replay, Step
+from csc.model import save_tensors
 from csc.nets.correlation import statistical_cm
 from csc.nets.network import Network, Outputs
 from csc.progress import Progress
@@ -228,11 +229,11 @@ class Trainer:
         """Keep Adam's moments by parameter name, for the task after."""
         names = {id(value): name for name, value in self.network.named_parameters()}
         moments = {
-            f"{names[id(parameter)]}:{key}": torch.as_tensor(value).detach().cpu().contiguous()
+            f"{names[id(parameter)]}:{key}": torch.as_tensor(value)
             for parameter, state in self.optimizer.state.items()
             for key, value in state.items()
         }
-        save_file(moments, path)
+        save_tensors(moments, path)
 
     def _step(self, batches: Batches, sizes: list[list[int]]) -> dict[str, Tensor]:
         """One update from one batch, or from several that are accumulated; the terms stay on the device."""

@@ -26,6 +26,7 @@ from csc.tracking import tracking_uri
 
 __all__ = [
     "COLOUR",
+    "ENDED",
     "OUR_ERROR",
     "LocalRun",
     "Runner",
@@ -40,7 +41,7 @@ __all__ = [
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _KFP = re.compile(r"\d\d:\d\d:\d\d\.\d{3} - (?P<level>[A-Z]+) - (?P<message>.*)")
 _STARTED = re.compile(r"Executing task '(?P<name>[^']+)'")
-_ENDED = re.compile(r"Task '(?P<name>[^']+)' finished with status (?P<status>\w+)")
+ENDED = re.compile(r"Task '(?P<name>[^']+)' finished with status (?P<status>\w+)")
 _REUSED = re.compile(r"Task '?(?P<name>[^' ]+)'? cache hit")
 OUR_ERROR = re.compile(r"\s*csc\.errors\.\w+: (?P<message>.*)")
 _WORTH_SHOWING = re.compile(r"\s*(task \d|data: )")  # how our steps begin their lines; the rest is in the log
@@ -114,7 +115,7 @@ class Narrator(io.TextIOBase):
             self._started = time.monotonic()
             self.tail = []
             self.say(self.current)
-        elif ended := _ENDED.search(message):
+        elif ended := ENDED.search(message):
             seconds = time.monotonic() - self._started
             self.seconds[self.current] = seconds
             if ended["status"] == "SUCCESS":

@@ -22,7 +22,7 @@ from kfp.dsl.base_component import BaseComponent
 from kfp.local import logging_utils, status
 from kfp.local.orchestrator import enhanced_dag_orchestrator
 
-from csc.pipelines.local import COLOUR, OUR_ERROR, Runner, heard, log_of, ready
+from csc.pipelines.local import COLOUR, ENDED, OUR_ERROR, Runner, heard, log_of, ready
 from csc.pipelines.study import Loop
 from csc.study.cells import Cell, Result
 
@@ -44,7 +44,8 @@ class _Voice:
     @property
     def reason(self) -> str:
         """Why a step failed: the line of our own error, or the last line that says anything."""
-        return self.error or next((line.strip() for line in reversed(self.tail) if line.strip(" -")), "no output")
+        said = (line.strip() for line in reversed(self.tail) if line.strip(" -") and not ENDED.match(line))
+        return self.error or next(said, "no output")
 
 
 class Teller(io.TextIOBase):

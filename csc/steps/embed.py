@@ -24,6 +24,7 @@ from csc.data.features import (
 )
 from csc.data.partial import View
 from csc.errors import BadConfig
+from csc.model import save_tensors
 from csc.progress import Bar
 from csc.scenario import Scenario
 from csc.settings import Config
@@ -151,11 +152,8 @@ class _Embedding:
 
     def _put_weights(self) -> tuple[int, str]:
         """Keep the backbone beside its maps; return its size and SHA-256."""
-        from safetensors.torch import save_file
-
-        weights = {name: value.cpu().contiguous() for name, value in self.network.backbone.state_dict().items()}
         with atomic_place(join(self.place, WEIGHTS)) as aside:
-            save_file(weights, aside)
+            save_tensors(self.network.backbone.state_dict(), aside)
             return aside.stat().st_size, sha256_file(aside)
 
 

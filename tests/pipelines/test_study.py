@@ -229,6 +229,7 @@ def test_lines_of_cells_side_by_side_are_kept_apart(teller):
 def test_the_reason_of_a_crash_is_the_last_line_that_says_anything(teller):
     with teller.cell(some_cells()[0]) as voice:
         teller.write("Traceback (most recent call last):\nRuntimeError: CUDA out of memory\n\n------\n")
+        teller.write("Task 'train-6' finished with status FAILURE\n")
         assert voice.reason == "RuntimeError: CUDA out of memory"
 
 

@@ -1,6 +1,7 @@
 """Model folders."""
 
 import json
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,8 +10,8 @@ import torch
 from safetensors.torch import save_file
 
 from csc.data.partial import View
-from csc.errors import BadModel
-from csc.model import fingerprint, load_network, read_card
+from csc.errors import BadData, BadModel
+from csc.model import fingerprint, load_network, read_card, save_tensors
 from csc.scenario import Task
 from csc.steps.train import _start
 from tests.unit.training.bench import (
@@ -32,6 +33,19 @@ from tests.unit.training.bench import (
 @pytest.fixture
 def model(tmp_path: Path, tasks: tuple[Task, ...]) -> Path:
     return saved_model(tmp_path / "model", settings(), tasks[0])
+
+
+def test_weights_that_do_not_fit_on_the_disk_are_one_line_and_leave_nothing(tmp_path: Path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))  # as a full disk, a limit shows while writing
+    try:
+        with pytest.raises(BadData) as refusal:
+            save_tensors({"weight": torch.zeros(1 << 16)}, tmp_path / "model.safetensors")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert one_line(refusal)
+    assert str(refusal.value).startswith(f"cannot write {tmp_path}/model.safetensors: File too large; ")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
