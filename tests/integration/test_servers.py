@@ -189,7 +189,7 @@ def test_a_server_that_goes_away_is_waited_for_and_one_that_stays_away_costs_no_
     impatient = outside(servers, **IMPATIENT)
     code, printed = follow((*words, "2-2"), impatient, {"task 2/2 · epoch 1/2": servers.tracking.stop})
     assert code == 2, printed
-    away = f"MLflow at {servers.tracking.uri} does not answer (connection refused); "
+    away = f"MLflow at {servers.tracking.uri} does not answer ("  # connection refused, or broken if it had just begun
     lines = [line.strip() for line in printed.splitlines() if "does not answer" in line]
     assert [line.partition(away)[0] for line in lines] == ["task 2/2: ", "csc: "]  # train goes on, register ends
     assert lines[0].endswith("training goes on without it")

@@ -25,7 +25,11 @@ from csc.tracking import ScenarioRun
 from csc.version import code_version
 
 ROOT = Path(__file__).parents[2]
-PLACES = {"coco": Place("s3://b/coco", 80, "c" * 64), "voc": Place("/data/voc", 20, "v" * 64)}
+PLACES = {
+    "coco": Place("s3://b/coco", 80, "c" * 64),
+    "voc": Place("/data/voc", 20, "v" * 64),
+    "digits": Place("/data/digits", 10, "d" * 64),
+}
 MINE = {"title": "Mine", "scenarios": ["voc-b0c4"], "methods": ["csc", "lwf"]}
 
 
@@ -47,7 +51,7 @@ def written(tmp_path):
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_shipped_study_can_be_run_as_it_is(name):
     study = read_study(name)
-    assert {Scenario.parse(scenario).name for scenario in study.scenarios} <= set(PAPER_SCENARIOS)
+    assert {Scenario.parse(scenario).name for scenario in study.scenarios} <= {*PAPER_SCENARIOS, "digits-b0c2"}
     made = cells(study, PLACES)
     assert len(made) == len(study.scenarios) * len(study.rows) * len(study.seeds)
     assert {cell.refused for cell in made} == {""}
@@ -178,7 +182,7 @@ def test_a_file_that_is_no_study_is_refused(written, content, message):
 
 
 def test_a_study_that_does_not_exist_is_refused_with_those_that_do():
-    with pytest.raises(BadConfig, match="study 'table7': no such file; give a YAML file or one of figure3, "):
+    with pytest.raises(BadConfig, match="study 'table7': no such file; give a YAML file or one of digits, figure3, "):
         read_study("table7")
 
 
