@@ -65,7 +65,8 @@ class Checkpoint:
         self._restore_optimizer(_below(tensors, "optimizer."), facts["groups"])
         if self.scheduler:
             self.scheduler.load_state_dict(facts["scheduler"])
-        self.scaler.load_state_dict(facts["scaler"])
+        if facts["scaler"]:  # written where numbers needed no scaling, it is empty
+            self.scaler.load_state_dict(facts["scaler"])
         torch.set_rng_state(tensors["random.cpu"])
         if "random.cuda" in tensors and torch.cuda.is_available():
             torch.cuda.set_rng_state(tensors["random.cuda"])
@@ -84,8 +85,8 @@ class Checkpoint:
 
 
 def laid_out_like(parameter: Tensor, moment: Tensor) -> Tensor:
-    """A moment in the memory format of its parameter: the fused optimiser walks both as raw memory."""
-    return torch.empty_like(parameter).copy_(moment) if moment.shape == parameter.shape else moment
+    """A moment where its parameter is and in its memory format: the fused optimiser walks both as raw memory."""
+    return torch.empty_like(parameter).copy_(moment) if moment.shape == parameter.shape else moment.to(parameter.device)
 
 
 def _below(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -41,18 +41,20 @@ def seed_everything(seed: int, task: int) -> None:
     torch.backends.cudnn.deterministic = True
 
 
-def place(network: Network, config: Config, device: torch.device) -> Network:
-    """Put a network on a device, its tensors laid out as they are fastest there."""
-    return network.to(device).to(memory_format=memory_format(config, device))
+def place(network: Network, config: Config, device: torch.device, *, learns: bool = True) -> Network:
+    """Put a network on a device, laid out in memory as is fastest there; in evaluation mode unless it learns."""
+    network.to(device).to(memory_format=memory_format(config, device, learns=learns))
+    return network if learns else network.eval()
 
 
-def memory_format(config: Config, device: torch.device) -> torch.memory_format:
+def memory_format(config: Config, device: torch.device, *, learns: bool = True) -> torch.memory_format:
     """How the network's tensors lie in memory.
 
-    Channels last is faster on GPUs for all networks; on a CPU for those that were measured to be (`csc bench step`).
+    Channels last is faster on GPUs for all networks; on a CPU for forward passes alone, and for the training of those
+    that were measured to be (`csc bench step`).
     """
     wanted = config.train.channels_last
-    auto = device.type == "cuda" or config.backbone.name.startswith(CHANNELS_LAST_ON_CPU)
+    auto = device.type == "cuda" or not learns or config.backbone.name.startswith(CHANNELS_LAST_ON_CPU)
     return torch.channels_last if wanted == "on" or (wanted == "auto" and auto) else torch.contiguous_format
 
 
@@ -68,13 +70,12 @@ class Precision:
         """The precision that the settings name; by itself a GPU takes bfloat16, or float16 if it is too old."""
         wanted = config.train.amp
         if wanted == "auto":
-            modern = device.type == "cuda" and torch.cuda.is_bf16_supported()
+            modern = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
             wanted = "off" if device.type == "cpu" else "bf16" if modern else "fp16"
         dtype = torch.float16 if wanted == "fp16" else torch.bfloat16
-        scaled = wanted == "fp16" and device.type == "cuda"  # a CPU has no scaled optimiser step
         return cls(
             torch.autocast(device.type, dtype=dtype, enabled=wanted != "off"),
-            torch.amp.GradScaler(device.type, enabled=scaled),
+            torch.amp.GradScaler(device.type, enabled=wanted == "fp16"),
         )
 
 
@@ -89,6 +90,7 @@ class Trainer:
         new: how many of the view's classes are new.
         title: how the progress line names the task.
         checkpoint: file that keeps the state between epochs.
+        origin: names what the network starts from and its teacher; a checkpoint of another origin is not taken up.
         features: place of cached feature maps that stand in for images; none if empty.
         memory: exemplars of earlier tasks, as this task may see them.
         state: what the method kept of earlier tasks.
@@ -104,6 +106,7 @@ class Trainer:
     task: int
     title: str
     checkpoint: Path
+    origin: str = ""
     frozen_parameters: tuple[str, ...] = ()
     optimizer_state: Path | None = None
     features: str = ""
@@ -123,7 +126,7 @@ class Trainer:
         self.group.prepare(self.network)
         place(self.network, self.config, self.device)
         if self.prior is not None:
-            place(self.prior, self.config, self.device).eval().requires_grad_(False)
+            place(self.prior, self.config, self.device, learns=False).requires_grad_(False)
         self._freeze()
         self.optimizer = self._optimizer()
         self.steps = -(-len(self._order(0)) // self.config.train.accumulate)
@@ -140,7 +143,7 @@ class Trainer:
         self.method.begin(self)
         if any(name == "statistical_cm" for name, _ in self.network.head.named_buffers()):
             self._count_correlations()
-        key = self.config.fingerprint(self.view.fingerprint, str(self.task), *self.view.classes)
+        key = self.config.fingerprint(self.view.fingerprint, self.origin, str(self.task), *self.view.classes)
         keeper = Checkpoint(self.checkpoint, key, self.network, self.optimizer, self.scheduler, self.precision.scaler)
         log = keeper.restore()
         if not self.group.agree(len(log)):
@@ -239,14 +242,15 @@ class Trainer:
         """One update from one batch, or from several that are accumulated; the terms stay on the device."""
         self.optimizer.zero_grad(set_to_none=True)
         total: dict[str, Tensor] = {}
+        images = sum(size[0] for size in sizes)
         for part, size in enumerate(sizes, start=1):
-            batch = next(batches).to(self.device)
+            batch, share = next(batches).to(self.device), size[0] / images
             with together(self.learner, last=part == len(sizes)):
-                terms = self._terms(batch, size)
-                loss = torch.stack(list(terms.values())).sum() / len(sizes)
+                terms = self._terms(batch, size, share)
+                loss = torch.stack(list(terms.values())).sum() * share
                 self.precision.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             for name, value in terms.items():
-                total[name] = total.get(name, 0) + value.detach() / len(sizes)
+                total[name] = total.get(name, 0) + value.detach() * share
         if self.config.train.clip:
             self.precision.scaler.unscale_(self.optimizer)
             nn.utils.clip_grad_norm_(self.network.parameters(), self.config.train.clip)
@@ -256,12 +260,13 @@ class Trainer:
             self.scheduler.step()
         return total
 
-    def _terms(self, batch: Batch, sizes: list[int]) -> dict[str, Tensor]:
+    def _terms(self, batch: Batch, sizes: list[int], share: float) -> dict[str, Tensor]:
         """The loss terms of a batch, of which this process may hold a part.
 
         Args:
             batch: rows of the task, then those of each draw from the memory.
             sizes: how many of each there are in all processes.
+            share: of the update that the batch is.
         """
         parts = [len(self.group.part(range(size))) for size in sizes]
         with self.precision.autocast:
@@ -279,12 +284,12 @@ class Trainer:
         known: Tensor | None = None
         replays: tuple[Replay, ...] = ()
         if self.memory is not None:
-            rows = whole(batch.rows.to(self.device))
+            rows = whole(batch.rows)
             tables = (self.known, self.stored_logits, self.stored)
             draws = zip(logits[1:], targets[1:], rows[1:], strict=True)
             replays = tuple(Replay(z, y, *(table[drawn] for table in tables)) for z, y, drawn in draws)
             known = self.known[rows[0]] if self.config.memory.replay == "concat" else None
-        step = Step(logits[0], targets[0], self.new, prior_logits, known, of_task, replays)
+        step = Step(logits[0], targets[0], self.new, prior_logits, known, of_task, replays, share)
         return self.method.loss(step) | self.method.penalty(self.network)
 
     def _outputs(self, batch: Batch, own: int) -> tuple[Outputs, Outputs | None]:
@@ -321,7 +326,8 @@ class Trainer:
             for epoch in epochs
         ]
         if self.features:
-            return map_batches(self.view, self.features, plan, self._seed, augmented=self.config.input.augment)
+            views = self.config.features.views if self.config.input.augment else 0
+            return map_batches(self.view, self.features, plan, self._seed, views=views)
         return training_batches(
             self.view,
             plan,
@@ -331,6 +337,11 @@ class Trainer:
             augment=self.config.input.augment,
             workers=workers_for(self.config.train.workers, self.device),
         )
+
+    @property
+    def _is_base(self) -> bool:
+        """Whether the network starts from the initialisation, not from a model that has learned."""
+        return self.task == 1 or not self.method.continues
 
     @property
     def _seed(self) -> int:
@@ -370,7 +381,7 @@ class Trainer:
         self.network.train()
         if self.config.backbone.frozen:
             self.network.backbone.eval()
-        if self.config.release_quirks.freeze_bn_after_base and self.task > 1:
+        if self.config.release_quirks.freeze_bn_after_base and not self._is_base:
             for module in self.network.modules():
                 if isinstance(module, nn.modules.batchnorm._BatchNorm):
                     module.eval()
@@ -378,7 +389,7 @@ class Trainer:
     def _optimizer(self) -> EagerAdam:
         """Fresh Adam; vectors and biases without weight decay; the backbone with its own share of the rate."""
         settings = self.config.train
-        rate = settings.lr_base if self.task == 1 else settings.lr
+        rate = settings.lr_base if self._is_base else settings.lr
         groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
         for name, parameter in self.network.named_parameters():
             if parameter.requires_grad:
@@ -430,7 +441,7 @@ def confidences(
     Every process of a group gets all of them, each image scored by one.
     """
     group = group or alone()
-    place(network, config, group.device).eval()
+    place(network, config, group.device, learns=False)
     for rows, logits in _over(network, view, range(len(view)), config, features, group):
         yield rows, logits.sigmoid()
 
@@ -458,7 +469,7 @@ def _plain_batches(
 ) -> Batches:
     """Batches of the given rows, without augmentation."""
     if features:
-        return map_batches(view, features, [(0, parts)], 0, augmented=False)
+        return map_batches(view, features, [(0, parts)], 0, views=0)
     workers = workers_for(config.train.workers, device)
     return evaluation_batches(view, parts, size=config.input.size, decode=config.input.decode, workers=workers)
 

@@ -94,7 +94,7 @@ class _Case:
         """The passes of the networks alone, in the same memory format."""
         device = torch.device("cpu")
         learner = place(self._network([OLD, NEW]), self.config, device).train()
-        prior = place(self._network([OLD]), self.config, device).eval() if self.kind.needs_prior else None
+        prior = place(self._network([OLD]), self.config, device, learns=False) if self.kind.needs_prior else None
         trained = [value for value in learner.parameters() if value.requires_grad]
         optimizer = torch.optim.Adam(trained, fused=True)
 

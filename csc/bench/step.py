@@ -21,13 +21,14 @@ from csc.data.partial import View
 from csc.nets.backbone import build_backbone
 from csc.nets.network import Network, build_head
 from csc.settings import Config
-from csc.training import Trainer, memory_format
+from csc.training import Trainer, place
 
 __all__ = ["step"]
 
 OLD, NEW = 4, 4  # task 2 of voc-b0c4
 CASES = (("tf_efficientnet_lite0", 128, 32, 256, 8), ("tresnet_m", 224, 8, 1024, 6))  # size, batch, width, rounds
 Work = Callable[[], object]
+CPU = torch.device("cpu")
 
 
 def step() -> list[Result]:
@@ -61,7 +62,6 @@ class _Case:
     def __init__(self, name: str, size: int, batch: int, width: int) -> None:
         wanted = {"backbone": {"name": name}, "init": "scratch", "cigcn": {"width": width}, "input": {"size": size}}
         self.config: Config = resolve("voc", wanted)
-        self.layout = memory_format(self.config, torch.device("cpu"))
         self.images = torch.randint(0, 256, (batch, 3, size, size), dtype=torch.uint8)
         self.targets = torch.randint(0, 2, (batch, OLD + NEW)).float()
 
@@ -92,9 +92,8 @@ class _Case:
         return lambda: trainer._step(Batches(batch for _ in range(1)), [[size]])
 
     def limit(self, *, prior: bool) -> Work:
-        """The passes of the backbone alone, in the same memory format."""
-        learner, teacher = (self.network(1).to(memory_format=self.layout) for _ in range(2))
-        teacher.eval()
+        """The passes of the backbone alone, in the same memory formats."""
+        learner, teacher = (place(self.network(1), self.config, CPU, learns=learns) for learns in (True, False))
         optimizer = torch.optim.Adam(learner.backbone.parameters(), fused=True)
         images = self.images.contiguous(memory_format=torch.channels_last)
 

@@ -31,10 +31,12 @@ from csc.errors import BadData, CscError
 __all__ = [
     "Batch",
     "Batches",
+    "Key",
     "Plan",
     "Workers",
     "decode",
     "evaluation_batches",
+    "loaded",
     "order",
     "training_batches",
     "workers_for",
@@ -46,7 +48,7 @@ KEPT_BYTES = 256 << 20  # decoded images that may stay in memory from one epoch 
 
 Plan = Sequence[tuple[int, Sequence[Sequence[int]]]]  # of each epoch the rows of its batches
 Workers = int | Literal["thread"]
-_Key = tuple[int, Sequence[int]]  # an epoch and the rows of a batch
+Key = tuple[int, Sequence[int]]  # an epoch and the rows of a batch
 
 
 @dataclass
@@ -62,11 +64,12 @@ class Batch:
 
     def pin_memory(self) -> "Batch":
         """The same batch in memory that a GPU can copy from while the CPU goes on."""
-        return Batch(self.images.pin_memory(), self.targets.pin_memory(), self.rows)
+        return Batch(self.images.pin_memory(), self.targets.pin_memory(), self.rows.pin_memory())
 
     def to(self, device: torch.device) -> "Batch":
         """The same batch on another device."""
-        return Batch(self.images.to(device, non_blocking=True), self.targets.to(device, non_blocking=True), self.rows)
+        images, targets, rows = (part.to(device, non_blocking=True) for part in (self.images, self.targets, self.rows))
+        return Batch(images, targets, rows)
 
 
 class Batches(Iterator[Batch]):
@@ -150,14 +153,14 @@ class _Images:
         fits = len(view) * size * size * 3 <= KEPT_BYTES
         self.kept: dict[int, Pixels] | None = {} if keep and fits else None
 
-    def __getitem__(self, key: _Key) -> Batch | CscError:
+    def __getitem__(self, key: Key) -> Batch | CscError:
         """A batch, or why there is none: a data loader would wrap an error that is raised in its text of many lines."""
         try:
             return self.batch(key)
         except CscError as error:
             return error
 
-    def batch(self, key: _Key) -> Batch:
+    def batch(self, key: Key) -> Batch:
         """The images of some rows as an epoch shows them.
 
         First all are decoded, then all are augmented: code that stays in the processor's caches runs faster.
@@ -227,7 +230,7 @@ def training_batches(
     """
     keep = len(plan) > 1 and workers in (0, "thread")  # processes would each keep their own
     images = _Images(view, size, decode, seed if augment else None, keep=keep)
-    return Batches(_loaded(images, ((epoch, rows) for epoch, batches in plan for rows in batches), workers))
+    return _loaded(images, ((epoch, rows) for epoch, batches in plan for rows in batches), workers)
 
 
 def evaluation_batches(
@@ -235,19 +238,22 @@ def evaluation_batches(
 ) -> Batches:
     """Batches of the given rows, without augmentation."""
     images = _Images(view, size, decode, None, keep=False)
-    return Batches(_loaded(images, ((0, rows) for rows in batches), workers))
+    return _loaded(images, ((0, rows) for rows in batches), workers)
 
 
-def _loaded(images: _Images, keys: Iterable[_Key], workers: Workers) -> Generator[Batch, None, None]:
-    """Load batch after batch, in whichever way."""
-    pin = torch.cuda.is_available()
+def _loaded(images: _Images, keys: Iterable[Key], workers: Workers) -> Batches:
     if workers != "thread" and workers > 0:
-        return _from_processes(images, keys, workers, pin)
-    load = (lambda key: images.batch(key).pin_memory()) if pin else images.batch
-    return _from_thread(load, keys) if workers == "thread" else (load(key) for key in keys)
+        return Batches(_from_processes(images, keys, workers, torch.cuda.is_available()))
+    return loaded(images.batch, keys, ahead=workers == "thread")
 
 
-def _from_processes(images: _Images, keys: Iterable[_Key], workers: int, pin: bool) -> Generator[Batch, None, None]:
+def loaded(load: Callable[[Key], Batch], keys: Iterable[Key], *, ahead: bool) -> Batches:
+    """Load batch after batch in this process, `ahead` in a thread beside its consumer; pinned if there is a GPU."""
+    pinned = (lambda key: load(key).pin_memory()) if torch.cuda.is_available() else load
+    return Batches(_from_thread(pinned, keys) if ahead else (pinned(key) for key in keys))
+
+
+def _from_processes(images: _Images, keys: Iterable[Key], workers: int, pin: bool) -> Generator[Batch, None, None]:
     loader: DataLoader[Batch | CscError] = DataLoader(
         images,  # type: ignore[arg-type]  # keys are (epoch, rows)
         batch_size=None,  # an item is a batch already
@@ -262,7 +268,7 @@ def _from_processes(images: _Images, keys: Iterable[_Key], workers: int, pin: bo
         yield batch
 
 
-def _from_thread(load: Callable[[_Key], Batch], keys: Iterable[_Key]) -> Generator[Batch, None, None]:
+def _from_thread(load: Callable[[Key], Batch], keys: Iterable[Key]) -> Generator[Batch, None, None]:
     """Load a few batches ahead; a failure comes out where its batch would have."""
     pool = ThreadPoolExecutor(1, thread_name_prefix="loader")
     ready: deque[Future[Batch]] = deque()

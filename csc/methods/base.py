@@ -46,6 +46,7 @@ class Step:
     known: Tensor | None = None  # (B, n)
     distances: Mapping[str, Tensor] = field(default_factory=dict)  # (B,) each, from `Method.distances`
     replays: tuple[Replay, ...] = ()
+    share: float = 1.0  # of the images of an update; less than all if batches are accumulated
 
     @property
     def old(self) -> int:
@@ -88,6 +89,7 @@ class Method(ABC):
     def __init__(self, config: Config, state: Mapping[str, Tensor] | None = None) -> None:
         self.config = config
         self.state: dict[str, Tensor] = dict(state or {})
+        self._share = 1.0  # of the step at hand
 
     def begin(self, lesson: Lesson) -> None:  # noqa: B027  # most methods have nothing to prepare
         """Prepare for a task; called before its first step, and again by a try that takes it up."""
@@ -113,6 +115,7 @@ class Method(ABC):
 
     def loss(self, step: Step) -> dict[str, Tensor]:
         """All terms: the method's own and, if switched on, max-entropy on the old classes (eq. 6 of the paper)."""
+        self._share = step.share
         terms = self.terms(step)
         regulariser = self.config.max_entropy
         if regulariser.beta > 0 and step.old > 0:
@@ -121,9 +124,17 @@ class Method(ABC):
         return terms
 
     def classify(self, logits: Tensor, targets: Tensor, known: Tensor | None = None) -> Tensor:
-        """The classification loss in the form that the settings name, over the known entries."""
-        form = asymmetric_loss if self.config.loss.form == "asl" else binary_cross_entropy
-        return form(logits, targets, known)
+        """The classification loss in the form that the settings name, over the known entries.
+
+        Accumulated batches weigh by their share of the update, so what is a sum over images is divided by it first.
+        """
+        if self.config.loss.form == "asl":
+            return asymmetric_loss(logits, targets, known) / self._share
+        return binary_cross_entropy(logits, targets, known)
+
+    def as_classified(self, mean: Tensor, images: int) -> Tensor:
+        """A mean over images on the scale of `classify`: with ASL a sum over them."""
+        return mean * images / self._share if self.config.loss.form == "asl" else mean
 
     def replayed(self, step: Step) -> dict[str, Tensor]:
         """The classification loss of the first batch of exemplars, if one was drawn."""

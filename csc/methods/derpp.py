@@ -14,7 +14,8 @@ class DERpp(ER):
     """L = L_cls(batch) + α ‖z(x₁) - z_stored‖² + β L_cls(x₂, y₂).
 
     x₁ and x₂ are two independent draws from the memory. z_stored are the logits of the model at the time the exemplar
-    was stored, never refreshed; classes that came later have none and are left out of the mean.
+    was stored, never refreshed; classes that came later have none and are left out. The distance is a mean over classes
+    and, as L_cls, a mean over images or, with ASL, a sum.
     """
 
     name = "derpp"
@@ -29,6 +30,7 @@ class DERpp(ER):
             return {"ce": ce}
         dark, labelled = step.replays
         distance = ((dark.logits - dark.stored_logits).square() * dark.stored).sum() / dark.stored.sum().clamp(min=1)
+        distance = self.as_classified(distance, len(dark.logits))
         known = labelled.known if self.config.memory.unknown == "masked" else None
         again = self.classify(labelled.logits, labelled.targets, known)
         return {"ce": ce, "logits": weights.alpha * distance, "replay": weights.beta * again}

@@ -116,6 +116,7 @@ def learn(config: str, split: str, train_view: str, out: str, prior: str, checkp
             task=task.index,
             title=f"task {task.index}/{task.total}",
             checkpoint=keep / f"task-{task.index:02d}.safetensors",
+            origin=f"{start.card.initialisation.get('sha256')} {start.card.prior_fingerprint}",
             frozen_parameters=start.frozen_parameters,
             optimizer_state=start.optimizer_state,
             features=features,

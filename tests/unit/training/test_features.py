@@ -53,7 +53,7 @@ def test_maps_are_what_the_backbone_sees(place: str, views: dict[int, View]):
     images = next(evaluation_batches(views[2], [range(ROWS)], size=config.input.size, workers=0)).images
     with torch.inference_mode():
         expected = network.features(images)
-    found = next(map_batches(views[2], features, [(0, [range(ROWS)])], 0, augmented=True))
+    found = next(map_batches(views[2], features, [(0, [range(ROWS)])], 0, views=1))
     assert found.images.dtype == torch.float16
     assert found.images.is_contiguous(memory_format=torch.channels_last)
     assert tuple(found.images.shape[1:]) == card.shape
@@ -91,10 +91,14 @@ def test_augmented_views_are_maps_of_augmented_images(place: str, views: dict[in
 def test_training_draws_from_the_augmented_views_and_changes_them_by_epoch(place: str, views: dict[int, View]):
     features = embedded(place, "input.augment=true", "features.views=3")
     plan = [(epoch, [range(ROWS)]) for epoch in range(2)]
-    first, second = (batch.images for batch in map_batches(views[1], features, plan, 7, augmented=True))
-    plain = next(map_batches(views[1], features, plan, 7, augmented=False)).images
-    again = next(map_batches(views[1], features, plan, 7, augmented=True)).images
+    first, second = (batch.images for batch in map_batches(views[1], features, plan, 7, views=3))
+    plain = next(map_batches(views[1], features, plan, 7, views=0)).images
+    again = next(map_batches(views[1], features, plan, 7, views=3)).images
     assert torch.equal(first, again)
+    only = next(map_batches(views[1], features, plan, 7, views=1)).images
+    card, columns = read_features(features), [views[1].table[name].to_pylist() for name in ("shard", "row")]
+    of_first_view = [FeatureShards(features, 1, card.shape).map(*place) for place in zip(*columns, strict=True)]
+    assert np.array_equal(only.permute(0, 2, 3, 1).numpy(), np.stack(of_first_view[:ROWS]))  # there are three
     assert not torch.equal(first, second)
     assert not any(torch.equal(one, other) for one, other in zip(first, plain, strict=True))
 
@@ -189,7 +193,7 @@ def test_a_step_refuses_to_embed_without_being_asked_to(place: str):
 
 def test_maps_that_are_not_there_are_named(tmp_path: Path, views: dict[int, View]):
     with pytest.raises(BadData, match=r"features\.json") as error:
-        map_batches(views[1], str(tmp_path), [(0, [[0, 1]])], 0, augmented=False)
+        map_batches(views[1], str(tmp_path), [(0, [[0, 1]])], 0, views=0)
     assert one_line(error)
     (tmp_path / CARD).write_text(json.dumps({"key": "x"}))
     with pytest.raises(BadData, match="embed again"):
