@@ -120,7 +120,8 @@ class Method(ABC):
         regulariser = self.config.max_entropy
         if regulariser.beta > 0 and step.old > 0:
             logits = step.logits[:, : step.old] if regulariser.classes == "old" else step.logits
-            terms["H"] = -regulariser.beta * max_entropy(logits, regulariser.form, regulariser.reduction)
+            entropy = max_entropy(logits, regulariser.form, regulariser.reduction)
+            terms["H"] = -regulariser.beta * self.as_classified(entropy, len(logits))
         return terms
 
     def classify(self, logits: Tensor, targets: Tensor, known: Tensor | None = None) -> Tensor:

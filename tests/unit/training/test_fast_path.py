@@ -55,8 +55,8 @@ def fast_losses(config: Config, view: View, network: Network, prior: Network, fo
     losses: list[dict[str, float]] = []
     terms = trainer._terms
 
-    def noted(batch, size):
-        found = terms(batch, size)
+    def noted(*args):
+        found = terms(*args)
         losses.append({name: value.item() for name, value in found.items()})
         return found
 

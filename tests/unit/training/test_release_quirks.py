@@ -65,7 +65,7 @@ def rows_of_each_step(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> list
     rows: list[int] = []
     terms = trainer._terms
     monkeypatch.setattr(
-        trainer, "_terms", lambda batch, size: (rows.extend(batch.rows.tolist()), terms(batch, size))[1]
+        trainer, "_terms", lambda batch, *more: (rows.extend(batch.rows.tolist()), terms(batch, *more))[1]
     )
     trainer.run()
     return rows
