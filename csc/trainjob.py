@@ -6,9 +6,10 @@ and takes the model from there:
     <checkpoints>/<job>/  arguments.json · split · train_view · prior · model/ · error.json (if it was refused)
 
 So `checkpoints` must be on a volume of the step that many pods may write (ReadWriteMany); the nodes mount the same
-volumes at the same places. The images must be on such a volume too, or in an object store. Image, service account and
-pull secrets are those of the step's own pod; resources, environment, volumes and placement are those of its task, which
-the pipeline passes on. Secrets go by reference, never by value.
+volumes at the same places. The images must be on such a volume too, or in an object store. Image, service account, pull
+secrets and security context (so the user, who must own what the step owns) are those of the step's own pod; resources,
+environment, volumes and placement are those of its task, which the pipeline passes on. Secrets go by reference, never by
+value.
 
 The job's name says which run and task it is. A step that is tried again finds the job of the try before: it waits for
 one that runs, and replaces one that failed, which then goes on from its checkpoint. A finished job is deleted; a failed
@@ -113,7 +114,7 @@ def train_job(name: str, folder: Path, settings: Train, pod: Pod, own: Mapping[s
         folder: made by `stage`, on a volume that all nodes mount.
         settings: how many nodes, and processes on each.
         pod: what the pipeline says of the step's pod.
-        own: spec of the step's pod, for its image, pull secrets and service account.
+        own: spec of the step's pod, for its image, pull secrets, service account and security contexts.
     """
     container = next((item for item in own["containers"] if item["name"] == "main"), own["containers"][0])
     trainer = {
@@ -126,11 +127,17 @@ def train_job(name: str, folder: Path, settings: Train, pod: Pod, own: Mapping[s
         "env": list({item["name"]: item for item in [UNBUFFERED, *_injected(), *(pod.get("env") or [])]}.values()),
         "resourcesPerNode": pod.get("resources"),
     }
+    mounted = {
+        "name": NODE,
+        "securityContext": container.get("securityContext"),
+        "volumeMounts": pod.get("volume_mounts"),
+    }
     spec = {
         "serviceAccountName": own.get("serviceAccountName"),
         "imagePullSecrets": own.get("imagePullSecrets"),
+        "securityContext": own.get("securityContext"),
         "volumes": pod.get("volumes"),
-        "containers": [_present({"name": NODE, "volumeMounts": pod.get("volume_mounts")})],
+        "containers": [_present(mounted)],
         "nodeSelector": pod.get("node_selector"),
         "affinity": pod.get("affinity"),
         "tolerations": pod.get("tolerations"),

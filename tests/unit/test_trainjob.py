@@ -25,11 +25,30 @@ ROOT = Path(__file__).parents[2]
 KEY = "0123456789abcdef"
 TASK = Task(index=2, total=5, new=("c",), seen=("a", "b", "c"))
 NAME = "csc-0123456789abcdef-task-02"
+HELD = {
+    "runAsUser": 20002,
+    "runAsGroup": 20003,
+    "runAsNonRoot": True,
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+}
+SHARING = {"fsGroup": 20003, "seccompProfile": {"type": "RuntimeDefault"}}
 OWN_POD = {
     "containers": [
-        {"name": "wait", "image": "argo", "env": [{"name": "TOKEN", "value": "hunter2"}]},
-        {"name": "main", "image": "registry/csc-train:1", "env": [{"name": "MINIO_SECRET_KEY", "value": "hunter2"}]},
+        {
+            "name": "wait",
+            "image": "argo",
+            "env": [{"name": "TOKEN", "value": "hunter2"}],
+            "securityContext": {"runAsUser": 8737},
+        },
+        {
+            "name": "main",
+            "image": "registry/csc-train:1",
+            "env": [{"name": "MINIO_SECRET_KEY", "value": "hunter2"}],
+            "securityContext": HELD,
+        },
     ],
+    "securityContext": SHARING,
     "serviceAccountName": "pipeline-runner",
     "imagePullSecrets": [{"name": "regcred"}],
 }
@@ -91,10 +110,12 @@ def test_the_job_has_the_form_of_the_trainer_api(shared: Path, given: dict[str, 
         lambda job: job["spec"]["trainer"].update(nodes=2),
         lambda job: _node(job)["spec"]["containers"][0].update(image="other"),
         lambda job: _node(job)["spec"]["tolerations"][0].update(wrong="x"),
+        lambda job: _node(job)["spec"]["securityContext"].update(user=20002),
+        lambda job: _node(job)["spec"]["containers"][0]["securityContext"].update(fsGroup=20003),
     ],
 )
 def test_the_form_of_the_trainer_api_has_no_other_fields(shared: Path, change: Callable[[Any], None]):
-    job = train_job(NAME, shared / NAME, Train(nodes=2), pod(shared), OWN_POD)
+    job = train_job(NAME, shared / NAME, Train(nodes=2), pod(shared), copy.deepcopy(OWN_POD))
     change(job)
     assert as_the_api_reads_it(job) != job
 
@@ -120,11 +141,24 @@ def test_the_job_is_the_step_on_more_nodes(shared: Path):
     assert trainer["env"] == [{"name": "PYTHONUNBUFFERED", "value": "1"}, *task["env"]]
     spec = template["spec"]
     assert spec["volumes"] == task["volumes"]
-    assert spec["containers"] == [{"name": "node", "volumeMounts": task["volume_mounts"]}]
+    assert spec["containers"] == [{"name": "node", "securityContext": HELD, "volumeMounts": task["volume_mounts"]}]
     assert (spec["nodeSelector"], spec["tolerations"]) == (task["node_selector"], task["tolerations"])
     assert (spec["serviceAccountName"], spec["imagePullSecrets"]) == ("pipeline-runner", [{"name": "regcred"}])
     assert template["metadata"]["labels"] == {"sidecar.istio.io/inject": "false"}
     assert "affinity" not in spec
+
+
+def test_the_nodes_run_as_the_user_of_the_step(shared: Path):
+    spec = _node(train_job(NAME, shared / NAME, Train(nodes=2), pod(shared), OWN_POD))["spec"]
+    assert spec["securityContext"] == SHARING
+    assert [container["securityContext"] for container in spec["containers"]] == [HELD]
+
+
+def test_a_step_without_a_user_leaves_that_of_the_image_to_the_nodes(shared: Path):
+    own = {"containers": [{"name": "main", "image": "registry/csc-train:1"}], "securityContext": {}}
+    spec = _node(train_job(NAME, shared / NAME, Train(nodes=2), pod(shared), own))["spec"]
+    assert "securityContext" not in spec
+    assert "securityContext" not in spec["containers"][0]
 
 
 def test_secrets_reach_the_job_by_reference_only(shared: Path, monkeypatch: pytest.MonkeyPatch):
