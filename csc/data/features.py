@@ -152,10 +152,14 @@ class FeatureShards:
 
     def map(self, shard: int, row: int) -> Maps:
         """One map (height, width, channels), without a copy."""
-        if shard not in self._arrays:
-            chunks = self._files.column(shard).chunks
-            self._arrays[shard] = [
-                np.frombuffer(chunk.buffers()[1], np.float16).reshape(-1, *self.shape) for chunk in chunks
-            ]
-        one: Maps = self._arrays[shard][row // BATCH_ROWS][row % BATCH_ROWS]
+        arrays = self._arrays.get(shard) or self._map(shard)
+        one: Maps = arrays[row // BATCH_ROWS][row % BATCH_ROWS]
         return one
+
+    def _map(self, shard: int) -> list[Maps]:
+        """The record batches of a shard; those of files that the cache has dropped are let go."""
+        buffers = [chunk.buffers()[1] for chunk in self._files.column(shard).chunks]
+        arrays: list[Maps] = [np.frombuffer(buffer, np.float16).reshape(-1, *self.shape) for buffer in buffers]
+        kept = {other: maps for other, maps in self._arrays.items() if self._files.is_mapped(other)}
+        self._arrays = {**kept, shard: arrays}
+        return arrays

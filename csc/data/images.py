@@ -33,6 +33,10 @@ class ShardFiles:
             mapped = self._maps[shard] = self._map(shard)
         return mapped[1]
 
+    def is_mapped(self, shard: int) -> bool:
+        """Whether a file is mapped into memory at the moment."""
+        return shard in self._maps
+
     def where(self, shard: int) -> str:
         """The address of one file."""
         return join(self.place, f"{shard:05d}.arrow")

@@ -11,11 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from csc.data import cache as module
 from csc.data.cache import NodeCache
+from csc.data.features import FeatureShards, write_maps
 from csc.data.images import ImageShards
 from csc.errors import BadConfig, BadData, CscError
 
@@ -336,3 +338,20 @@ def test_a_worker_maps_the_files_itself(shards: ImageShards, shop: Shop):
     assert len(packed) < 500
     assert bytes(pickle.loads(packed).jpeg(0, 1)) == b"0 1"
     assert shop.downloads() == ["00000.arrow"]
+
+
+def test_feature_maps_whose_files_made_room_leave_the_disk(shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    index = []
+    for shard in range(4):
+        path = shop.folder / f"{shard:05d}.arrow"
+        rows = write_maps([np.full((2, 8, 8, 16), shard, np.float16)], (16, 8, 8), path)
+        content = path.read_bytes()
+        index.append({"rows": rows, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()})
+    monkeypatch.setattr("csc.data.images.read_json", lambda _: index)
+    monkeypatch.setenv("CSC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("CSC_CACHE_LIMIT_GB", str(1.5 * len(content) / 1e9))  # room for one
+    maps = FeatureShards("s3://shop/features", 0, (16, 8, 8))
+    for shard in (0, 1, 2, 3, 0):
+        assert (maps.map(shard, 1) == shard).all()
+    held_by_us = {line.split()[5] for line in Path("/proc/self/maps").read_text().splitlines() if "(deleted)" in line}
+    assert len([path for path in held_by_us if path.startswith(str(tmp_path))]) <= 1  # until the next miss
