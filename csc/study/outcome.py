@@ -1,5 +1,6 @@
 """What came out of a study: our numbers over seeds, the paper's beside them, and what is missing."""
 
+import functools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from csc.study.spec import COLUMNS, Reference, Row, Study
 
 __all__ = ["Entry", "Number", "Outcome", "shown"]
 
-_ROOM = 90  # columns for a list of names
+_ROOM, _WIDE_ROOM = 90, 240  # columns for a list of names, and of settings
 
 
 @dataclass(frozen=True)
@@ -26,11 +27,12 @@ class Number:
 
 @dataclass(frozen=True)
 class Entry:
-    """One row of the table of one scenario: the results of all its seeds."""
+    """One row of the table of one scenario: the results of all its seeds, and the paper's numbers."""
 
     row: Row
     scenario: str
     results: tuple[Result, ...]
+    reference: Reference
 
     def number(self, column: str) -> Number | None:
         """Our number, of the seeds that are finished; None if there is none."""
@@ -40,11 +42,6 @@ class Entry:
         mean = math.fsum(values) / len(values)
         spread = math.fsum((value - mean) ** 2 for value in values)
         return Number(mean, math.sqrt(spread / (len(values) - 1)) if len(values) > 1 else None, len(values))
-
-    @property
-    def reference(self) -> Reference:
-        """The paper's numbers."""
-        return self.row.reference(self.scenario)
 
     def difference(self, column: str) -> float | None:
         """Ours minus the paper's."""
@@ -71,11 +68,34 @@ class Outcome:
     study: Study
     results: tuple[Result, ...]
 
+    @property
+    def title(self) -> str:
+        """The study's, which may be that of a table of the paper; it says if the numbers are of other images."""
+        return f"{self.study.title}; NOT on the test images" if self.held_out else self.study.title
+
+    @functools.cached_property
+    def held_out(self) -> dict[int, list[Result]]:
+        """The cells that are tested on held-out training images, by of how many images one is held out."""
+        found: dict[int, list[Result]] = {}
+        for result in self.results:
+            if result.cell.config is not None and result.cell.config.held_out:
+                found.setdefault(result.cell.config.held_out, []).append(result)
+        return found
+
+    def reference(self, row: Row, scenario: str) -> Reference:
+        """The paper's numbers for a row; none beside numbers that are not of the test images."""
+        return Reference({}) if self.held_out else row.reference(scenario)
+
     def table(self, scenario: str) -> list[Entry]:
         """The rows of a scenario's table, those without any number included."""
         here = [result for result in self.results if result.cell.scenario.name == scenario]
         return [
-            Entry(row, scenario, tuple(result for result in here if result.cell.row.name == row.name))
+            Entry(
+                row,
+                scenario,
+                tuple(result for result in here if result.cell.row.name == row.name),
+                self.reference(row, scenario),
+            )
             for row in self.study.rows
         ]
 
@@ -138,11 +158,11 @@ class Outcome:
     def facts(self) -> list[str]:
         """What the results stand on; where cells differ in it, which ones."""
         finished = [result for result in self.results if not result.missing]
-        seeds = f"seeds {', '.join(map(str, self.study.seeds))}"
-        if not finished:
-            return [seeds]
         data = dict.fromkeys(f"{r.cell.scenario.dataset} {r.fact('data')[:12]}" for r in finished)
-        lines = [f"{seeds} · data {', '.join(data)}"]
+        lines = [f"seeds {', '.join(map(str, self.study.seeds))}" + (f" · data {', '.join(data)}" if data else "")]
+        lines += self._tested()
+        if settings := self.study.common_settings():
+            lines.append(f"settings {shortened(settings, _WIDE_ROOM)}")
         for name in ("initialisation", "code"):
             values: dict[str, list[Result]] = {}
             for result in finished:
@@ -152,6 +172,12 @@ class Outcome:
             else:
                 lines += [f"{name} differs: {value} ({_rows(those)})" for value, those in values.items()]
         return lines
+
+    def _tested(self) -> Iterator[str]:
+        """The warning that a single run has, where cells are not tested on the test images."""
+        for every, cells in self.held_out.items():
+            whose = "" if len(cells) == len(self.results) else f" ({_rows(cells)})"
+            yield f"NOT the test images: tested on 1 of {every} training images{whose}"
 
 
 def _rows(results: Iterable[Result]) -> str:

@@ -23,14 +23,15 @@ def render(outcome: Outcome) -> str:
         "<h2>Remarks</h2>",
         "<p>The paper stands on its own weights and data, our numbers on those named here.</p>",
     ]
-    return page_of(outcome.study.title, "\n".join([*body, f'<ul class="note">{told}</ul>']))
+    return page_of(outcome.title, "\n".join([*body, f'<ul class="note">{told}</ul>']))
 
 
 def _table(outcome: Outcome, scenario: str) -> str:
     head, rows = table_cells(outcome, scenario, pm="±")
     body = "\n".join(table_row("td", row) for row in rows)
+    beside = "; paper is the paper's number, diff ours minus it" if outcome.compared(scenario) else ""
     return (
-        "<p>Mean over seeds; paper is the paper's number, diff ours minus it.</p>"
+        f"<p>Mean over seeds{beside}.</p>"
         f'<div class="wide"><table class="tasks study"><thead>{table_row("th", head)}</thead>\n'
         f"<tbody>{body}</tbody></table></div>"
     )

@@ -16,7 +16,7 @@ from csc.config import methods, resolve
 from csc.errors import BadConfig
 from csc.scenario import Scenario
 from csc.storage import local_path
-from csc.study.spec import COLUMNS, Row, Study, merged
+from csc.study.spec import COLUMNS, Row, Study, dotted, merged
 
 __all__ = ["SHIPPED", "read_study"]
 
@@ -124,7 +124,7 @@ def _settings(content: Any, where: str) -> dict[str, Any]:
     _check(isinstance(content, Mapping), where, "a group of settings")
     known = resolve("digits").flat()
     tree: dict[str, Any] = {}
-    for key, value in _flat(content):
+    for key, value in dotted(content):
         if key not in known or key in ("method", "seed"):
             raise BadConfig(f"{where}.{key}: {_no_such(key, known)}")
         leaf: Any = value
@@ -139,14 +139,6 @@ def _no_such(key: str, known: Iterable[str]) -> str:
         return "has its own place: the method in a row, seeds beside the rows"
     below = sorted(name for name in known if name.startswith(f"{key.partition('.')[0]}."))
     return f"no such setting; choose one of {', '.join(below or sorted({name.partition('.')[0] for name in known}))}"
-
-
-def _flat(content: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in content.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _order(content: Any, rows: Sequence[Row]) -> tuple[tuple[str, ...], ...]:

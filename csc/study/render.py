@@ -84,7 +84,7 @@ def remarks(outcome: Outcome) -> list[str]:
 
 def text(outcome: Outcome) -> str:
     """Return the tables for a terminal."""
-    lines = [f" {printable(outcome.study.title)}"]
+    lines = [f" {printable(outcome.title)}"]
     for scenario in outcome.study.scenarios:
         head, rows = table_cells(outcome, scenario, pm="±")
         widths = [max(width_of(row[column]) for row in [head, *rows]) for column in range(len(head))]
@@ -100,7 +100,7 @@ def text(outcome: Outcome) -> str:
 
 def markdown(outcome: Outcome) -> str:
     """Return the tables as Markdown."""
-    lines = [f"# {escape_markdown(outcome.study.title)}", ""]
+    lines = [f"# {escape_markdown(outcome.title)}", ""]
     for scenario in outcome.study.scenarios:
         head, rows = table_cells(outcome, scenario)
         left = 2 if any(row.group for row in outcome.study.rows) else 1
@@ -114,14 +114,14 @@ def markdown(outcome: Outcome) -> str:
 
 def latex(outcome: Outcome) -> str:
     """Return the tables as LaTeX; they need the package booktabs."""
-    lines = [f"% {printable(outcome.study.title)}: \\usepackage{{booktabs}}"]
+    lines = [f"% {printable(outcome.title)}: \\usepackage{{booktabs}}"]
     for scenario in outcome.study.scenarios:
         head, rows = table_cells(outcome, scenario)
         left = 2 if any(row.group for row in outcome.study.rows) else 1
         lines += [
             r"\begin{table}",
             r"  \centering",
-            f"  \\caption{{{escape_latex(outcome.study.title)}, {escape_latex(scenario)}}}",
+            f"  \\caption{{{escape_latex(outcome.title)}, {escape_latex(scenario)}}}",
             f"  \\begin{{tabular}}{{{'l' * left}{'r' * (len(head) - left)}}}",
             r"    \toprule",
             f"    {_latex_row(head)}",
@@ -166,7 +166,7 @@ def csv_lines(outcome: Outcome) -> str:
 def _records(outcome: Outcome) -> Iterator[dict[str, Any]]:
     for result in outcome.results:
         cell, finished = result.cell, not result.missing
-        paper = cell.row.reference(cell.scenario.name).numbers
+        paper = outcome.reference(cell.row, cell.scenario.name).numbers
         for column in outcome.study.columns:
             yield {
                 "study": outcome.study.name,

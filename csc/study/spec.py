@@ -1,7 +1,7 @@
 """What a study is: rows, scenarios and seeds."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -9,7 +9,7 @@ from csc.errors import BadConfig
 from csc.report.paper import paper_rows
 from csc.scenario import Scenario
 
-__all__ = ["COLUMNS", "Reference", "Row", "Study", "merged"]
+__all__ = ["COLUMNS", "Reference", "Row", "Study", "dotted", "merged"]
 
 COLUMNS = {
     "last_mAP": "last mAP",
@@ -106,6 +106,13 @@ class Study:
         layers = (self.settings, row.settings, row.by_scenario.get(scenario, {}), self.overrides)
         return merged(*layers) | {"method": row.method, "seed": seed}
 
+    def common_settings(self) -> list[str]:
+        """What the command line and then the file set for all rows; where rows differ all the same, every value."""
+        own = [dict(dotted(self.settings_of(row, name, 0))) for row in self.rows for name in self.scenarios]
+        first = dict(dotted(self.overrides))
+        keys = sorted(dict(dotted(merged(self.settings, self.overrides))), key=lambda key: key not in first)
+        return [f"{key}={' or '.join(dict.fromkeys(_written(settings[key]) for settings in own))}" for key in keys]
+
     def narrowed(
         self,
         scenarios: Sequence[str] | None = None,
@@ -172,3 +179,21 @@ def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
             else:
                 tree[key] = value
     return tree
+
+
+def dotted(tree: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """The leaves of nested mappings, by dotted keys.
+
+    >>> list(dotted({"train": {"lr": 1, "epochs": 2}, "init": "hub"}))
+    [('train.lr', 1), ('train.epochs', 2), ('init', 'hub')]
+    """
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from dotted(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value
+
+
+def _written(value: Any) -> str:
+    """A setting as `--set` takes it."""
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,6 +1,7 @@
 """Studies: reading them, their cells, the numbers that come out, and every form of the table."""
 
 import csv
+import html
 import io
 import re
 from html.parser import HTMLParser
@@ -467,6 +468,55 @@ def test_facts_that_differ_are_told_apart(outcome, server):
     assert any(line.startswith("initialisation differs: scratch (Fine-Tuning, AGCN (0)") for line in told)
     assert told[0] == "seeds 0, 1 · data voc vvvvvvvvvvvv"
     assert told[-1] == f"code {code_version()}"
+
+
+FORMS = [text, markdown, latex, render]
+
+
+def told_in(form, outcome):
+    """What a form says, without its escapes."""
+    return html.unescape(form(outcome)).replace("\\", "")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_settings_for_all_rows_are_told_those_of_the_command_line_first(form, written, server):
+    rows = [{"label": "A", "method": "csc", "settings": {"train.lr": 0.003}}, {"label": "B", "method": "lwf"}]
+    common = {"train": {"epochs": 8, "lr": 0.001}, "backbone.frozen": True}
+    study = written({"title": "T", "scenarios": ["voc-b0c4"], "rows": rows, "settings": common})
+    study = study.narrowed(overrides={"loss": {"alpha": "0.3"}, "train": {"epochs": "2"}})
+    told = told_in(form, Outcome(study, tuple(results(cells(study, PLACES)))))
+    expected = "train.epochs=2, loss.alpha=0.3, train.lr=0.003 or 0.001, backbone.frozen=true"
+    assert f"settings {expected}" in told
+
+
+def test_a_long_list_of_settings_is_cut(written, server):
+    study = written({**MINE, "settings": {"train.epochs": 8}}).narrowed(overrides={"init": "x" * 300})
+    told = Outcome(study, tuple(results(cells(study, PLACES)))).facts()
+    (line,) = (line for line in told if line.startswith("settings init=xxx"))
+    assert line.endswith("x…, +1")
+    assert len(line) <= 250
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_held_out_images_are_never_shown_as_a_table_of_the_paper(form, server):
+    study = read_study("table2").narrowed(["voc-b0c4"], ["csc", "krt-r"], [0], {"held_out": "5"})
+    outcome = Outcome(study, tuple(results(cells(study, PLACES))))
+    server.finish(outcome.results[0].cell, 86.0)
+    told = told_in(form, Outcome(study, tuple(results(cells(study, PLACES)))))
+    assert "Table 2: PASCAL VOC 2007; NOT on the test images" in told
+    assert "NOT the test images: tested on 1 of 5 training images" in told
+    assert "settings held_out=5" in told
+    for word in ("diff", "85.1", "as reported by the KRT paper"):
+        assert word not in told
+    assert {record["paper"] for record in csv.DictReader(io.StringIO(csv_lines(outcome)))} == {""}
+
+
+def test_rows_that_alone_are_held_out_are_named(written, server):
+    rows = [{"label": "A", "method": "csc", "settings": {"held_out": 5}}, {"label": "B", "method": "lwf"}]
+    study = written({"title": "T", "scenarios": ["voc-b0c4"], "rows": rows})
+    told = text(Outcome(study, tuple(results(cells(study, PLACES)))))
+    assert "NOT the test images: tested on 1 of 5 training images (A)" in told
+    assert "settings" not in told
 
 
 def test_a_study_of_nothing_finished_still_has_its_tables(written, server):
