@@ -29,7 +29,7 @@ class Result:
 
     Attributes:
         bench: name of the bench.
-        case: what was measured, in a few words.
+        case: what was measured, in a few words; no two results of a bench have the same.
         ratio: the number.
         goal: what it must reach; none where the number only informs.
         better: whether a `higher` or a `lower` ratio is better.
@@ -52,7 +52,8 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         """The record that `--json` writes."""
-        return {"bench": self.bench, "case": self.case, "ratio": self.ratio, "goal": self.goal, "met": self.met}
+        judged = {"ratio": self.ratio, "goal": self.goal, "met": self.met}
+        return {"bench": self.bench, "case": self.case, **judged, "limit": self.limit}
 
 
 def run(name: str) -> list[Result]:

@@ -3,6 +3,7 @@
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
+from pathlib import Path
 
 from csc.bench import BENCHES, Result, run
 from csc.command import Command
@@ -25,21 +26,26 @@ def _bench(arguments: Namespace) -> int:
     if unknown := [name for name in arguments.names if name not in BENCHES]:
         raise BadData(f"csc bench {unknown[0]}: no such bench; choose from {', '.join(BENCHES)}")
     results: list[Result] = []
+    kept = local_path(arguments.workdir) / RECORD
     for name in arguments.names or BENCHES:
         started = time.monotonic()
         found = run(name)
         print(f"{name} · {BENCHES[name]} · {time.monotonic() - started:.0f} s\n{_table(found)}\n", flush=True)
         results += found
-    records, kept = [result.to_json() for result in results], local_path(arguments.workdir) / RECORD
-    if arguments.json:
-        write_json(local_path(arguments.json), records)
-    earlier = read_json(kept) if kept.is_file() else []
-    names = {record["bench"] for record in records}
-    write_json(kept, [record for record in earlier if record["bench"] not in names] + records)
+        if arguments.json:  # now, as the next bench may fail
+            write_json(local_path(arguments.json), [result.to_json() for result in results])
+        _keep(name, found, kept)
     missed = [f"{result.bench} ({result.case})" for result in results if not result.met]
     print(f"missed: {', '.join(missed)}" if missed else "all goals reached")
     print(f"kept in {kept}; the next report of a run shows them")
     return 1 if missed else 0
+
+
+def _keep(name: str, found: Sequence[Result], kept: Path) -> None:
+    """Put the results of a bench in place of its earlier ones; those of other benches stay."""
+    earlier = read_json(kept) if kept.is_file() else []
+    others = [record for record in earlier if record["bench"] != name]
+    write_json(kept, others + [result.to_json() for result in found])
 
 
 def _table(results: Sequence[Result]) -> str:

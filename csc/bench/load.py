@@ -27,6 +27,7 @@ from csc.config import resolve
 from csc.data.augment import CUTOUT_COLOUR, GREY, OPERATIONS, PROBABILITY, augment
 from csc.data.loading import decode, training_batches, workers_for
 from csc.data.partial import View
+from csc.errors import CscError
 from csc.nets.backbone import build_backbone
 
 __all__ = ["load"]
@@ -66,12 +67,11 @@ def _check(jpegs: Sequence[bytes]) -> None:
         exact, fast = decode(jpeg, SIZE, "exact"), decode(jpeg, SIZE, "fast")
         difference = abs(exact.astype(int) - fast)
         if difference.mean() > MEAN_DIFFERENCE or difference.max() > LARGEST_DIFFERENCE:
-            raise RuntimeError(
-                f"fast decoding is off by {difference.mean():.2f} on average, {difference.max()} at most"
-            )
+            found = f"{difference.mean():.2f} on average, {difference.max()} at most"
+            raise CscError(f"bench load: fast decoding is off by {found}")
         image = _plain_augment(Image.fromarray(exact), np.random.default_rng(seed))
         if not np.array_equal(augment(exact, np.random.default_rng(seed)), np.asarray(image)):
-            raise RuntimeError(f"augmentation with seed {seed} does not give the pixels of plain Pillow")
+            raise CscError(f"bench load: augmentation with seed {seed} does not give the pixels of plain Pillow")
 
 
 def _pipelines(jpegs: Sequence[bytes]) -> Result:

@@ -44,11 +44,11 @@ def methods() -> list[Result]:
         limits = {f"{name} limit": case.limit() for name, case in cases.items()}
         best = interleaved(steps | limits, ROUNDS)
         for name in names:
-            title = f"{name}, {backbone} {size} px"
-            own, step = best[f"{name} limit"], best[name]
+            own, step, plain, which = best[f"{name} limit"], best[name], best["finetune"], f"{backbone} {size} px"
+            passes = "its own forward, backward, update; prior forward"
             results += [
-                Result("methods", title, own / step, GOAL, "its own forward, backward, update; prior forward"),
-                Result("methods", title, step / best["finetune"], None, "times a step of finetune", "lower"),
+                Result("methods", f"{name} to its limit, {which}", own / step, GOAL, passes),
+                Result("methods", f"{name} to finetune, {which}", step / plain, None, "a step of finetune", "lower"),
             ]
     return results
 

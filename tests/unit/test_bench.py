@@ -1,7 +1,10 @@
 """How ratios are judged, shown and kept; the benches themselves are run by hand."""
 
 import json
+import re
+from collections.abc import Iterable
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -11,6 +14,7 @@ from csc.bench.command import RECORD
 from csc.bench.pipeline import _ours
 from csc.bench.spy import _Spy
 from csc.cli import main
+from csc.errors import CscError
 from csc.report.figures import speed
 from csc.report.page import with_speed
 
@@ -60,8 +64,8 @@ def test_all_goals_reached_ends_well_and_is_written(measured, tmp_path: Path, ca
     out = tmp_path / "bench.json"
     assert main(["bench", "step", "ingest", "--json", str(out), "--workdir", str(tmp_path / "work")]) == 0
     assert json.loads(out.read_text()) == [
-        {"bench": "step", "case": "fast", "ratio": 2.0, "goal": 1.5, "met": True},
-        {"bench": "ingest", "case": "small", "ratio": 0.5, "goal": 2.0, "met": True},
+        {"bench": "step", "case": "fast", "ratio": 2.0, "goal": 1.5, "met": True, "limit": "a limit"},
+        {"bench": "ingest", "case": "small", "ratio": 0.5, "goal": 2.0, "met": True, "limit": "a limit"},
     ]
     assert "all goals reached" in capsys.readouterr().out
 
@@ -81,6 +85,52 @@ def test_a_later_bench_replaces_its_own_numbers_and_keeps_the_others(measured, t
         (record["bench"], record["case"]): record["ratio"] for record in json.loads((tmp_path / RECORD).read_text())
     }
     assert kept == {("load", "slow"): 1.0, ("load", "plain"): 0.1, ("step", "fast"): 3.0}
+
+
+def test_what_was_measured_before_a_bench_failed_is_kept(measured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def run(name: str) -> list[Result]:
+        if name == "load":
+            raise CscError("bench load: no such pixels")
+        return measured[name]
+
+    monkeypatch.setattr("csc.bench.command.run", run)
+    out = tmp_path / "out.json"
+    assert main(["bench", "step", "ingest", "load", "--json", str(out), "--workdir", str(tmp_path)]) == 2
+    kept, written = (json.loads(path.read_text()) for path in (tmp_path / RECORD, out))
+    assert kept == written == [FAST.to_json(), SMALL.to_json()]
+
+
+def test_wrong_pixels_are_an_error_and_no_missed_goal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    monkeypatch.setattr("csc.bench.load.IMAGES", 1)
+    monkeypatch.setattr("csc.bench.load.MEAN_DIFFERENCE", -1)
+    assert main(["bench", "load", "--workdir", str(tmp_path)]) == 2
+    assert re.fullmatch(r"csc: bench load: fast decoding is off by .* at most\n", capsys.readouterr().err)
+
+
+def unmeasured(name: str, monkeypatch: pytest.MonkeyPatch) -> list[Result]:
+    """The results of a bench whose variants all take a second, without their networks."""
+
+    def a_second_each(variants: Iterable[str], rounds: int) -> dict[str, float]:
+        return dict.fromkeys(variants, 1.0)
+
+    monkeypatch.setattr(f"csc.bench.{name}._Case", MagicMock())
+    monkeypatch.setattr(f"csc.bench.{name}.interleaved", a_second_each)
+    return bench.run(name)
+
+
+@pytest.mark.parametrize("name", ["step", "methods"])
+def test_a_record_says_which_ratio_it_is(name: str, monkeypatch: pytest.MonkeyPatch):
+    results = unmeasured(name, monkeypatch)
+    cases = [result.case for result in results]
+    assert len(set(cases)) == len(cases)
+    assert all(result.to_json()["limit"] for result in results)
+
+
+@pytest.mark.parametrize("name", ["step", "methods"])
+def test_the_chart_tells_the_ratios_of_a_bench_apart(name: str, monkeypatch: pytest.MonkeyPatch):
+    judged = [result for result in unmeasured(name, monkeypatch) if result.goal]
+    labels = re.findall(r"<text[^>]*>([^<]*)</text>", speed([result.to_json() for result in judged]))
+    assert len({label for label in labels if label.startswith(f"{name}: ")}) == len(judged)
 
 
 def test_an_unknown_bench_is_refused_with_the_known_ones(tmp_path: Path, capsys):
