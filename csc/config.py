@@ -52,13 +52,33 @@ def resolve(dataset: str, overrides: Mapping[str, Any] | str | None = None) -> C
     for layer in layers:
         _merge(merged, layer, "")
     merged["method"] = method
+    _check_facts(method, own.get("facts", like.get("facts", [])), wanted, dataset if preset != dataset else "")
     config: Config = _build(Config, merged, "")
+    _check_choices(config, {**like.get("choices", {}), **own.get("choices", {})})
     if config.backbone.frozen and own.get("changes_backbone"):
         raise BadConfig(
             f"backbone.frozen=true: method '{method}' works by changing the backbone, so it cannot be frozen; "
             "leave backbone.frozen and features.views alone"
         )
     return config
+
+
+def _check_facts(method: str, keys: Sequence[str], wanted: Mapping[str, Any], unknown: str) -> None:
+    """Refuse to guess what a method has to know of a data set for which there is no preset."""
+    for key in keys if unknown else ():
+        group, _, name = key.partition(".")
+        if name not in wanted.get(group, {}):
+            raise BadConfig(
+                f"{key}: method '{method}' has to know it of data set '{unknown}'; set {' and '.join(keys)}"
+            )
+
+
+def _check_choices(config: Config, choices: Mapping[str, Sequence[str]]) -> None:
+    """Refuse values that mean nothing to the method, though they do to others."""
+    given = config.flat()
+    for key, values in choices.items():
+        if given[key] not in values:
+            raise BadConfig(f"{key}={given[key]}: method '{config.method}' takes only {', '.join(values)}")
 
 
 def learns_like(method: str) -> str:

@@ -17,7 +17,8 @@ class OnlineEWC(FineTune):
     """L = L_cls + λ Σ F (θ - θ*)²: fine-tuning, with weights held where they mattered.
 
     After each task F ← γ F + F_t and θ* ← θ. F_t is the mean squared gradient of the log-likelihood of the task's
-    labels, Σ_c over C^t, on a sample of its images. Rows of a head that came later have F = 0.
+    labels, Σ_c over C^t, on a sample of its images, taken `batch_size` at a time: the square of the sum of independent
+    gradients is the sum of their squares, on average. Rows of a head that came later have F = 0.
     """
 
     name = "oewc"
@@ -35,21 +36,20 @@ class OnlineEWC(FineTune):
         """Estimate the Fisher information of the task and keep the weights."""
         network, settings = lesson.network.eval(), self.config.oewc
         learned = {name: value for name, value in network.named_parameters() if value.requires_grad}
-        fisher = {name: torch.zeros_like(value) for name, value in learned.items()}
+        fisher: dict[str, Tensor] = {}
         images = 0
         for batch in lesson.plain_batches(settings.batch_size, settings.samples):
             logits, targets = network(batch.images)[:, -lesson.new :], batch.targets[:, -lesson.new :]
             likelihood = -lesson.new * binary_cross_entropy(logits, targets)  # Σ over classes, mean over images
             gradients = torch.autograd.grad(likelihood, list(learned.values()), allow_unused=True)
             for name, gradient in zip(learned, gradients, strict=True):
-                if gradient is not None:
-                    fisher[name] += gradient.square() * len(logits)
+                if gradient is not None:  # layers of a backbone that lie behind its last maps have none
+                    fisher[name] = fisher.get(name, 0) + gradient.square() * len(logits) ** 2
             images += len(logits)
-        for name, value in learned.items():
-            self.state[f"fisher.{name}"] = (
-                self.config.oewc.gamma * self._on(value, f"fisher.{name}") + fisher[name] / images
-            ).cpu()
-            self.state[f"star.{name}"] = value.detach().cpu().clone()
+        for name, found in fisher.items():
+            earlier = self._on(learned[name], f"fisher.{name}")
+            self.state[f"fisher.{name}"] = (settings.gamma * earlier + found / images).cpu()
+            self.state[f"star.{name}"] = learned[name].detach().cpu().clone()
 
     def _on(self, parameter: Tensor, name: str) -> Tensor:
         """A kept tensor on the device and in the shape of its parameter, zero where the parameter has grown."""

@@ -12,6 +12,7 @@ from csc.errors import BadConfig
 from csc.settings import Config
 
 DATASETS = ("digits", "voc", "coco", "mine")
+FACTS = {"krt": {"labels_per_image": 2.0, "of_classes": 12}}  # what a method has to know of a data set without a preset
 EVERY = [(method, dataset) for method in methods() for dataset in DATASETS]
 
 
@@ -101,7 +102,7 @@ def test_an_unknown_data_set_is_treated_like_coco():
 @pytest.mark.parametrize(("method", "dataset"), EVERY)
 def test_resolving_the_json_again_changes_nothing(method: str, dataset: str):
     first = resolve(
-        dataset, {"method": method, "seed": 5, "train": {"lr": "3e-3"}, "release_quirks": {"no_shuffle": "on"}}
+        dataset, {**FACTS, "method": method, "seed": 5, "train": {"lr": "3e-3"}, "release_quirks": {"no_shuffle": "on"}}
     )
     again = resolve(dataset, first.to_json())
     assert again == first
@@ -355,14 +356,14 @@ def test_the_defaults_are_the_numbers_of_the_paper(dataset: str, beta: float, lr
 
 @pytest.mark.parametrize(("method", "dataset"), EVERY)
 def test_nothing_the_release_does_otherwise_is_on_by_default(method: str, dataset: str):
-    quirks = dataclasses.asdict(resolve(dataset, {"method": method}).release_quirks)
+    quirks = dataclasses.asdict(resolve(dataset, {**FACTS, "method": method}).release_quirks)
     assert quirks
     assert set(quirks.values()) == {False}
 
 
 @pytest.mark.parametrize("dataset", DATASETS)
 def test_only_the_upper_bound_sees_labels_of_other_tasks(dataset: str):
-    shown = {method: resolve(dataset, {"method": method}).labels for method in methods()}
+    shown = {method: resolve(dataset, {**FACTS, "method": method}).labels for method in methods()}
     assert {method for method, labels in shown.items() if labels == "seen"} == {"joint"}
 
 
@@ -376,3 +377,30 @@ def test_every_method_is_described_in_one_line():
 def test_the_flat_form_holds_the_same_as_the_json():
     config = resolve("voc")
     assert config.flat() == dict(settings._flatten(json.loads(config.to_json())))
+
+
+@pytest.mark.parametrize("given", [[], ["krt.of_classes=12"], ["krt.labels_per_image=2"]])
+def test_krt_does_not_guess_how_many_labels_an_unknown_data_set_has(given: list[str]):
+    with pytest.raises(BadConfig, match=r"data set 'mine'; set krt\.labels_per_image and krt\.of_classes"):
+        resolve("mine", parse_overrides(["method=krt-r", *given]))
+    assert resolve("voc", {"method": "krt-r"}).krt.labels_per_image == 1.4
+
+
+@pytest.mark.parametrize(
+    ("method", "item"),
+    [
+        ("derpp", "memory.replay=concat"),
+        ("derpp", "memory.sampler=none"),
+        ("finetune", "memory.sampler=random"),
+        ("oewc", "memory.sampler=herding"),
+        ("prs", "old_label_policy=kd"),
+        ("krt-r", "old_label_policy=masked"),
+        ("agcn-r", "head=linear"),
+    ],
+)
+def test_a_setting_that_means_nothing_to_a_method_is_refused(method: str, item: str):
+    key, _, value = item.partition("=")
+    sized = ["memory.per_class=2", "memory.total=0"] if "sampler" in key else []
+    with pytest.raises(BadConfig, match=f"{key}={value}: method '{method}' takes only ") as error:
+        resolve("voc", parse_overrides([f"method={method}", item, *sized]))
+    assert "\n" not in str(error.value)

@@ -83,18 +83,29 @@ def test_rows_of_a_grown_head_are_free_to_move():
     assert (slope(ewc.penalty(network)["ewc"], weight)[:OLD] > 0).all()
 
 
-def test_fisher_is_the_mean_squared_gradient_of_the_log_likelihood(bench: Bench):
-    config = settings("method=oewc", "head=linear", "train.epochs=1", "oewc.batch_size=1", "oewc.samples=6")
+@pytest.mark.parametrize("size", [1, 3])
+def test_fisher_is_the_mean_squared_gradient_of_the_log_likelihood(bench: Bench, size: int):
+    config = settings("method=oewc", "head=linear", "train.epochs=1", f"oewc.batch_size={size}", "oewc.samples=6")
     trainer = bench.trainer(config)
     trainer.run()
     network, total = trainer.network.eval(), 0.0
-    for batch in trainer.plain_batches(1, 6):
-        z, y = network(batch.images)[0], batch.targets[0]
+    for batch in trainer.plain_batches(size, 6):
+        z, y = network(batch.images), batch.targets
         likelihood = (y * z.sigmoid().log() + (1 - y) * (1 - z.sigmoid()).log()).sum()
         total = total + slope(likelihood, network.head.linear.bias).square()
     kept = trainer.method.state
     torch.testing.assert_close(kept["fisher.head.linear.bias"], total / 6, rtol=1e-4, atol=1e-9)
     assert torch.equal(kept["star.head.linear.bias"], network.head.linear.bias.detach())
+
+
+def test_a_layer_that_no_map_depends_on_is_not_held(bench: Bench):
+    config = settings("method=oewc", "head=linear", "train.epochs=1", "oewc.samples=4")
+    network = fresh_network(config)
+    network.backbone.unused = torch.nn.Linear(2, 2)
+    trainer = bench.trainer(config, network)
+    trainer.run()
+    assert "star.head.linear.bias" in trainer.method.state
+    assert not any("unused" in name for name in trainer.method.state)  # two processes would wait for its gradient
 
 
 def test_fisher_adds_up_over_tasks_with_its_decay(bench: Bench):
@@ -122,6 +133,8 @@ def test_derpp_compares_with_the_stored_logits_only_where_there_are_some():
     terms = derpp.terms(step(replays=(dark, labelled)))
     distance = (dark.logits - dark.stored_logits)[:, :3].square().mean()
     assert terms["logits"].item() == pytest.approx(2 * distance.item(), rel=1e-5)
+    summed = method(settings("method=derpp", "derpp.alpha=2", "loss.form=asl")).terms(step(replays=(dark, labelled)))
+    assert summed["logits"].item() == pytest.approx(2 * B * distance.item(), rel=1e-5)  # as ASL, a sum over images
     assert torch.equal(slope(terms["logits"], dark.logits)[:, 3:], torch.zeros(B, OLD + NEW - 3))
     assert slope(terms["logits"], labelled.logits) is None
     assert torch.equal(slope(terms["replay"], labelled.logits)[:, OLD:], torch.zeros(B, NEW))  # unknown labels
