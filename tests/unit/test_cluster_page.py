@@ -11,6 +11,7 @@ import yaml
 
 from csc import patience
 from csc.cli import _parser
+from csc.pipelines.profile import read_profile
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/cluster.md").read_text()
@@ -56,6 +57,15 @@ def test_every_file_and_manifest_is_there():
     assert [name for name in sorted(named) if not (ROOT / name).is_file()] == []
     manifests = {path.name for path in (ROOT / "deploy").glob("*.yaml")} - {"kustomization.yaml"}
     assert manifests <= set(re.findall(r"[\w.]+\.yaml", PAGE))
+
+
+def test_the_cache_is_a_disk_of_the_pod_and_the_pages_say_so():
+    profile = read_profile("kubeflow")
+    cache, volume = profile.env["CSC_CACHE"], profile.storage.volume.path
+    assert not Path(cache).is_relative_to(volume)  # others may drop there what is mapped here
+    assert f"`CSC_CACHE`: in the\nprofile `{cache}`, on the pod's own disk" in PAGE
+    assert f"`storage.data: {volume}/data/{{dataset}}`" in PAGE
+    assert "On a cluster each pod has its own disk" in (ROOT / "README.md").read_text()
 
 
 def test_the_manifest_in_the_page_is_valid():
