@@ -15,7 +15,7 @@ class ER(Method):
     Exemplars are added to the task's images (`memory.replay=concat`) or drawn as a batch of their own beside each
     batch (`batch`). Unknown labels count as absent, or with `memory.unknown=masked` not at all.
 
-    PRS and OCDM are this method with memories that keep a distribution of classes: `memory.sampler=prs` or `ocdm`.
+    PRS and OCDM are this method with memories that keep a distribution of classes, replayed as a batch of weight 1.
     """
 
     name = "er"
