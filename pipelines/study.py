@@ -1,8 +1,8 @@
 """The pipeline of a study: the cells of each scenario side by side, each an ordinary scenario run, then the tables.
 
 A loop of kfp runs one sub-pipeline, so there is one loop for each scenario (and for each form its pipeline takes: with
-an embed step, on several nodes). Maps of a frozen backbone are made once before, because cells that begin together
-would all make them. The tables come last and always: a failed cell loses no other.
+an embed step, on several nodes). Maps of a frozen backbone are made once before the loops that need them, because cells
+that begin together would all make them. The tables come last and always: a failed cell loses no other.
 """
 
 import json
@@ -22,7 +22,6 @@ from csc.components.ingest.component import ingest
 from csc.pipelines.profile import Profile, apply
 from csc.pipelines.scenario import LOCAL, build_pipeline
 from csc.scenario import Scenario
-from csc.settings import Config
 from csc.steps.collect import order_for
 from csc.storage import atomic_file
 from csc.study.cells import Cell, Place
@@ -114,35 +113,34 @@ def build_study(
             for turn, pipeline in zip(turns, alike, strict=True):
                 with dsl.ParallelFor(turn.items, name=turn.scenario.name, parallelism=at_once) as config:
                     run = pipeline(data=turn.place.data, config=config, checkpoints=checkpoints, gpus=gpus)
-                    if maps:
-                        run.after(*maps)
+                    run.after(*(maps[key] for key in dict.fromkeys(map(_maps, turn.cells)) if key))
 
     return study_pipeline
 
 
-def _maps_made(turns: Iterable[Loop], profile: Profile, gpus) -> list[dsl.PipelineTask]:
+def _maps_made(turns: Iterable[Loop], profile: Profile, gpus) -> dict[tuple[Any, ...], dsl.PipelineTask]:
     """One embed step for all cells that share their maps; the one that asks for most views stands for the others."""
-    wanted: dict[tuple[Any, ...], tuple[Loop, Cell]] = {}
-    for turn in turns:
-        for cell in turn.cells:
-            if views := cell.config.features.views:
-                known = wanted.get(_maps(turn, cell.config))
-                if known is None or known[1].config.features.views < views:
-                    wanted[_maps(turn, cell.config)] = turn, cell
-    made = []
-    for turn, cell in wanted.values():
-        opened = apply(profile, ingest(scenario=turn.scenario.name, data=turn.place.data))
+    wanted: dict[tuple[Any, ...], Cell] = {}
+    for cell in (cell for turn in turns for cell in turn.cells):
+        if key := _maps(cell):
+            wanted[key] = max(wanted.get(key, cell), cell, key=lambda cell: cell.config.features.views)
+    made = {}
+    for key, cell in wanted.items():
+        opened = apply(profile, ingest(scenario=cell.scenario.name, data=cell.place.data))
         opened.set_caching_options(False)
-        step = embed(origin=opened.output, scenario=turn.scenario.name, config=cell.settings)
-        made.append(apply(profile, step, heavy=True, gpus=gpus).set_caching_options(False))
+        step = embed(origin=opened.output, scenario=cell.scenario.name, config=cell.settings)
+        made[key] = apply(profile, step, heavy=True, gpus=gpus).set_caching_options(False)
     return made
 
 
-def _maps(turn: Loop, config: Config) -> tuple[Any, ...]:
-    """What decides the maps of a frozen backbone, see `csc.data.features.features_key`."""
+def _maps(cell: Cell) -> tuple[Any, ...]:
+    """What decides the maps that a cell needs, see `csc.data.features.features_key`; empty if it works on images."""
+    config = cell.config
+    if not config.features.views:
+        return ()
     weights = config.init, config.seed if config.init == "scratch" else None
     backbone = config.backbone.name, config.backbone.output_stride
-    return turn.scenario.dataset, *backbone, *weights, config.input.size, config.input.decode
+    return cell.scenario.dataset, *backbone, *weights, config.input.size, config.input.decode
 
 
 def compile_study(

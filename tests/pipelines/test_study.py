@@ -142,6 +142,27 @@ def test_maps_that_cells_share_are_made_once_before_all_of_them(compiled):
     assert len([name for name in tasks if name.startswith("embed")]) == 2  # random weights are those of a seed
 
 
+def test_a_loop_waits_only_for_the_maps_of_its_own_cells(compiled):
+    rows = (
+        Row("images", "csc"),
+        Row("maps", "csc", settings=MAPS),
+        Row("small", "lwf", by_scenario={"voc-b0c4": {**MAPS, "input": {"size": 96}}}),
+    )
+    study = Study("mine", "Mine", rows, ("voc-b0c4", "voc-b10c2", "digits-b0c2"), seeds=(0,))
+    (spec, _), _ = compiled(study)
+    tasks = spec["components"]["comp-exit-handler-1"]["dag"]["tasks"]
+    names = sorted((name for name in tasks if name.startswith("for-loop")), key=lambda name: int(name.split("-")[2]))
+    made = [(loop.scenario.name, [cell.row.label for cell in loop.cells]) for loop in loops(cells(study, PLACES))]
+    assert [(*loop, tasks[name].get("dependentTasks", [])) for loop, name in zip(made, names, strict=True)] == [
+        ("voc-b0c4", ["images"], []),
+        ("voc-b0c4", ["maps", "small"], ["embed", "embed-2"]),
+        ("voc-b10c2", ["images", "small"], []),
+        ("voc-b10c2", ["maps"], ["embed"]),
+        ("digits-b0c2", ["images", "small"], []),
+        ("digits-b0c2", ["maps"], ["embed-3"]),
+    ]
+
+
 def test_cells_whose_pipelines_differ_in_shape_get_loops_of_their_own():
     rows = (
         Row("images", "csc"),
