@@ -147,7 +147,7 @@ class FeatureShards:
     def __init__(self, place: str, view: int, shape: tuple[int, int, int]) -> None:
         channels, height, width = shape
         self.shape = (height, width, channels)
-        self._files = ShardFiles(view_place(place, view), "map")
+        self._files = ShardFiles(view_place(place, view), "map", "remove the folder and embed again")
         self._arrays: dict[int, list[Maps]] = {}
 
     def map(self, shard: int, row: int) -> Maps:

@@ -16,11 +16,16 @@ class ShardFiles:
     """One column of the files NNNNN.arrow at a place; a file is mapped into memory when it is first asked for.
 
     Files in a bucket are mapped from the cache of the node, which fetches them as `index.json` beside them says.
+
+    Args:
+        place: of the files.
+        column: name.
+        remedy: what makes files anew that are missing or broken.
     """
 
-    def __init__(self, place: str | Path, column: str) -> None:
+    def __init__(self, place: str | Path, column: str, remedy: str) -> None:
         self.place = str(place)
-        self._column = column
+        self._column, self._remedy = column, remedy
         self._maps: dict[int, tuple[Path, pa.ChunkedArray]] = {}
         self._cache: NodeCache | None = None
         self._index: Any = None
@@ -48,7 +53,7 @@ class ShardFiles:
             except FileNotFoundError:  # the cache needed its room before it was mapped
                 return self._read(self._local(shard))
         except (OSError, KeyError, pa.ArrowInvalid) as error:
-            raise BadData(f"{self.where(shard)}: not readable ({error}); ingest the data set again") from None
+            raise BadData(f"{self.where(shard)}: not readable ({error}); {self._remedy}") from None
 
     def _read(self, path: Path) -> tuple[Path, pa.ChunkedArray]:
         return path, pa.ipc.open_file(pa.memory_map(str(path))).read_all().column(self._column)
@@ -64,7 +69,7 @@ class ShardFiles:
             entry = self._index[shard]
             sha256, size = str(entry["sha256"]), int(entry["bytes"])
         except (IndexError, KeyError, TypeError, ValueError):
-            raise BadData(f"{index}: no bytes and sha256 of shard {shard}; ingest the data set again") from None
+            raise BadData(f"{index}: no bytes and sha256 of shard {shard}; {self._remedy}") from None
         if not self._maps:
             self._warn()
         return self._cache.fetch(self.where(shard), sha256, size)
@@ -94,7 +99,7 @@ class ImageShards:
     """Random access to the encoded images of a data set, from any number of threads and processes."""
 
     def __init__(self, images: str | Path) -> None:
-        self._files = ShardFiles(images, "jpeg")
+        self._files = ShardFiles(images, "jpeg", "ingest the data set again")
 
     def jpeg(self, shard: int, row: int) -> memoryview:
         """The encoded bytes of one image, without a copy."""

@@ -1,5 +1,6 @@
 """embed: the feature maps of a frozen backbone, once for all methods, tasks and seeds."""
 
+import contextlib
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -9,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from csc.config import resolve
-from csc.data.dataset import Dataset
+from csc.data.dataset import SPLITS, Dataset
 from csc.data.features import (
     BATCH_ROWS,
     CARD,
@@ -39,7 +40,8 @@ INDEX = "index.json"  # of a view: the shards that are finished
 def embed(origin: str, scenario: str, config: str) -> str:
     """Make sure that the maps which the settings ask for are there, and return their place.
 
-    Only what is missing is computed: finished shards of an earlier try are kept, and so are finished views.
+    Only what is missing is computed: finished shards of an earlier try are kept, and so are finished views. Runs that
+    make the same maps at once do not spoil them: the first to finish a shard is the one whose shard counts.
 
     Args:
         origin: of the data, from `ingest`.
@@ -52,11 +54,31 @@ def embed(origin: str, scenario: str, config: str) -> str:
     dataset = Dataset.open(Origin.from_json(origin).data)
     place = features_place(dataset, features_key(settings, dataset.fingerprint))
     views = settings.features.views if settings.input.augment else 0
-    if exists(join(place, CARD)) and read_features(place).views >= views:
+    if _are_there(place, views, dataset):
         print(f"data: feature maps are there · {place}")
     else:
         _Embedding(settings, dataset, place).run(views)
     return place
+
+
+def _are_there(place: str, views: int, dataset: Dataset) -> bool:
+    """Whether maps are complete: the card promises so many views, and all images are in the index of each."""
+    if not exists(join(place, CARD)) or read_features(place).views < views:
+        return False
+    training, test = (dataset.splits[split]["images"] for split in SPLITS)
+    wanted = [training + test, *[training] * views]
+    return all(sum(shard["rows"] for shard in _finished(place, view)) >= rows for view, rows in enumerate(wanted))
+
+
+def _finished(place: str, view: int) -> list[dict[str, Any]]:
+    """What the index of a view says of its finished shards, which are the first ones."""
+    index = join(view_place(place, view), INDEX)
+    finished: list[dict[str, Any]] = read_json(index) if exists(index) else []
+    return finished
+
+
+class _MadeMeanwhile(Exception):
+    """Another run has finished the shard that this one was making."""
 
 
 class _Embedding:
@@ -85,11 +107,18 @@ class _Embedding:
     def run(self, views: int) -> None:
         """Compute the plain view of all images and so many augmented ones of the training images; write the card."""
         counts = [self.shards, *[self.shards[: self.of_training]] * views]
-        left = [view for view, shards in enumerate(counts) if len(self._finished(view)) < len(shards)]
+        left = [view for view, shards in enumerate(counts) if len(_finished(self.place, view)) < len(shards)]
         print(f"data: feature maps of {self.settings.backbone.name} · {views + 1} views, {len(left)} to make")
         shape = self._shape()
         for view in left:
-            self._make(view, counts[view], shape)
+            while len(_finished(self.place, view)) < len(counts[view]):
+                with contextlib.suppress(_MadeMeanwhile):  # go on behind it
+                    self._make(view, counts[view], shape)
+        if not _are_there(self.place, views, self.dataset):  # else another run has written the card
+            self._put_card(views, shape)
+
+    def _put_card(self, views: int, shape: tuple[int, int, int]) -> None:
+        """Say that the maps are complete, and what they are maps of."""
         size, sha256 = self._put_weights()
         card = FeatureCard(
             key=self.place.rpartition("/")[2],
@@ -104,19 +133,22 @@ class _Embedding:
 
     def _make(self, view: int, shards: list[pa.Table], shape: tuple[int, int, int]) -> None:
         """Compute one view, shard by shard; each is noted when it is in its place."""
-        folder, finished = view_place(self.place, view), self._finished(view)
-        done = sum(map(len, shards[: len(finished)]))
+        first = len(_finished(self.place, view))
+        done = sum(map(len, shards[:first]))
         with Bar(f"data: embed view {view}", sum(map(len, shards)), "images", done=done) as bar:
-            for number in range(len(finished), len(shards)):
-                with atomic_place(join(folder, f"{number:05d}.arrow")) as aside:
+            for number in range(first, len(shards)):
+                with atomic_place(join(view_place(self.place, view), f"{number:05d}.arrow")) as aside:
                     rows = write_maps(self._maps(shards[number], view, bar), shape, aside)
-                    finished.append({"rows": rows, "bytes": aside.stat().st_size, "sha256": sha256_file(aside)})
-                write_bytes(join(folder, INDEX), json.dumps(finished, indent=1).encode())
+                    entry = {"rows": rows, "bytes": aside.stat().st_size, "sha256": sha256_file(aside)}
+                    if len(_finished(self.place, view)) > number:
+                        raise _MadeMeanwhile
+                self._note(view, number, entry)
 
-    def _finished(self, view: int) -> list[dict[str, Any]]:
-        index = join(view_place(self.place, view), INDEX)
-        finished: list[dict[str, Any]] = read_json(index) if exists(index) else []
-        return finished
+    def _note(self, view: int, number: int, entry: dict[str, Any]) -> None:
+        """Put a shard into the index of its view; what another run has noted behind it stays."""
+        noted = _finished(self.place, view)
+        noted[number : number + 1] = [entry]
+        write_bytes(join(view_place(self.place, view), INDEX), json.dumps(noted, indent=1).encode())
 
     def _maps(self, rows: pa.Table, view: int, bar: Bar) -> Iterator[Maps]:
         """The maps of some rows (rows, height, width, channels), batch by batch."""

@@ -355,3 +355,4 @@ def test_feature_maps_whose_files_made_room_leave_the_disk(shop: Shop, tmp_path:
         assert (maps.map(shard, 1) == shard).all()
     held_by_us = {line.split()[5] for line in Path("/proc/self/maps").read_text().splitlines() if "(deleted)" in line}
     assert len([path for path in held_by_us if path.startswith(str(tmp_path))]) <= 1  # until the next miss
+    assert refusal(lambda: maps.map(4, 0)).endswith("no bytes and sha256 of shard 4; remove the folder and embed again")

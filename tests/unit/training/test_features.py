@@ -1,7 +1,10 @@
 """The cache of feature maps: what it holds, that it resumes, and that training on it is training."""
 
+import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -9,10 +12,21 @@ import pytest
 import torch
 
 from csc.data.dataset import Dataset
-from csc.data.features import CARD, WEIGHTS, FeatureShards, features_key, read_features, view_place
+from csc.data.digits import ingest_digits
+from csc.data.features import (
+    CARD,
+    WEIGHTS,
+    FeatureShards,
+    Maps,
+    features_key,
+    read_features,
+    view_place,
+    write_maps,
+)
 from csc.data.loading import evaluation_batches, training_batches
 from csc.data.maps import map_batches
 from csc.data.partial import View
+from csc.data.writing import Making
 from csc.errors import BadConfig, BadData
 from csc.nets.backbone import StoredBackbone, build_backbone
 from csc.nets.network import Network, build_head
@@ -20,6 +34,7 @@ from csc.steps import embed as step
 from csc.steps.embed import embed, unlabelled
 from csc.steps.ingest import Origin
 from csc.version import code_version
+from tests.builders import contents
 from tests.unit.training.bench import NEW, ROWS, SCENARIO, Bench, one_line, settings, without_speed
 
 FROZEN = ("backbone.frozen=true", "features.views=1")
@@ -28,7 +43,16 @@ FROZEN = ("backbone.frozen=true", "features.views=1")
 @pytest.fixture
 def place(dataset: Dataset, tmp_path: Path) -> str:
     """A data set of this test alone: the same images, no maps yet."""
-    copy = tmp_path / "set"
+    return copied(dataset, tmp_path / "set")
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """Four shards, three of them with training images."""
+    return ingest_digits(tmp_path_factory.mktemp("shards") / "set", train=60, test=20, making=Making(shard_rows=24))
+
+
+def copied(dataset: Dataset, copy: Path) -> str:
     copy.mkdir()
     for item in dataset.path.iterdir():
         if item.name != "features":
@@ -132,6 +156,79 @@ def test_an_embedding_that_was_cut_off_goes_on(place: str, monkeypatch: pytest.M
     assert embedded(place, "input.augment=true", "features.views=2") == whole
     assert made == [2]
     assert {path.name: path.read_bytes() for path in Path(view_place(whole, 2)).iterdir()} == files
+
+
+class Killed(BaseException):
+    """The end of a process."""
+
+
+def test_a_killed_embedding_goes_on_with_the_shards_that_are_missing(
+    sharded: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    items = ("input.augment=true", "features.views=1")
+    whole = embedded(copied(sharded, tmp_path / "whole"), *items)
+    place, made = copied(sharded, tmp_path / "set"), list[str]()
+
+    def killed(batches: Iterable[Maps], shape: tuple[int, int, int], path: Path) -> int:
+        if len(made) == 5:
+            raise Killed
+        made.append(path.name)
+        return write_maps(batches, shape, path)
+
+    monkeypatch.setattr(step, "write_maps", killed)
+    with pytest.raises(Killed):
+        embedded(place, *items)
+    made[:] = ["first two of the second view"]
+    assert contents(Path(embedded(place, *items))) == contents(Path(whole))
+    assert len(made) == 3
+
+
+@pytest.mark.parametrize("moment", ["computes a shard", "puts a shard in its place"])
+def test_of_two_embeddings_at_once_the_slower_spoils_nothing(
+    moment: str, sharded: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    place = copied(sharded, tmp_path / "set")
+    note, begun, whole = step._Embedding._note, list[int](), dict[str, Any]()
+
+    def overtaken() -> None:
+        begun.append(len(begun))
+        if len(begun) == 2:
+            monkeypatch.undo()
+            found = contents(Path(embedded(place, "input.augment=true", "features.views=2")))
+            whole.update({name: content for name, content in found.items() if "/." not in name})
+
+    def computed_apart(batches: Iterable[Maps], shape: tuple[int, int, int], path: Path) -> int:
+        overtaken()
+        return write_maps((maps + np.float16(0.125) for maps in batches), shape, path)  # as another device rounds
+
+    def noted_late(*arguments: Any) -> None:
+        overtaken()
+        note(*arguments)
+
+    if moment == "computes a shard":
+        monkeypatch.setattr(step, "write_maps", computed_apart)
+    else:
+        monkeypatch.setattr(step._Embedding, "_note", noted_late)
+    features = Path(embedded(place))
+    assert len(begun) == 2
+    assert contents(features) == whole
+    assert read_features(str(features)).views == 2
+    for view, shards in enumerate((4, 3, 3)):
+        index = json.loads((features / f"view-{view:02d}" / "index.json").read_text())
+        files = sorted((features / f"view-{view:02d}").glob("*.arrow"))
+        assert [shard["sha256"] for shard in index] == [hashlib.sha256(path.read_bytes()).hexdigest() for path in files]
+        assert len(files) == shards
+
+
+def test_a_card_is_not_believed_if_an_index_lacks_shards(sharded: Dataset, tmp_path: Path):
+    place = copied(sharded, tmp_path / "set")
+    features = Path(embedded(place, "input.augment=true", "features.views=1"))
+    whole = contents(features)
+    for view in ("view-00", "view-01"):
+        index = features / view / "index.json"
+        index.write_text(json.dumps(json.loads(index.read_text())[:-1]))
+        embedded(place, "input.augment=true", "features.views=1")
+        assert contents(features) == whole
 
 
 @pytest.mark.parametrize("item", ["input.size=48", "backbone.output_stride=32", "seed=1", "input.decode=exact"])
