@@ -4,9 +4,8 @@ import functools
 import json
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from csc.config import resolve
+from csc.config import learns_like, methods, resolve
 from csc.errors import BadConfig
 from csc.scenario import Scenario
 from csc.settings import BY_WHOM, Config
@@ -15,6 +14,9 @@ from csc.tracking import ScenarioRun, curve, finished_runs
 from csc.version import code_version
 
 __all__ = ["Cell", "Place", "Result", "cells", "results"]
+
+# A group of settings with the name of a method is read by that method, and by the head that it brought, if any.
+_BROUGHT_BY = {"label_graph": "agcn", "attention": "krt", "prompts": "l2p"}
 
 
 @dataclass(frozen=True)
@@ -177,20 +179,27 @@ def _result(
 
 
 def _same_but_code(cell: Cell, runs: Iterable[ScenarioRun]) -> Iterator[ScenarioRun]:
-    """Those of a scenario's runs that are on the same data with the same settings.
+    """Those of a scenario's runs that are on the same data with the same settings, as far as they matter to the cell.
 
     A setting that a run does not know came later, and must be at its default.
     """
     if cell.config is None or cell.place is None:
         return
-    wanted, default = _decisive(cell.config), _decisive(Config())
+    wanted, default = _decisive(cell.config), _tracked(Config())
     for run in runs:
         same = all(run.params.get(key, default[key]) == value for key, value in wanted.items())
         if same and run.tags.get("csc.data") == cell.place.fingerprint:
             yield run
 
 
-def _decisive(config: Config) -> dict[str, Any]:
-    """The settings that decide a result, as tracking writes them."""
+def _decisive(config: Config) -> dict[str, str]:
+    """The settings that decide a result: not who does the work, nor what only another method reads."""
     by_whom = {f"train.{name}" for name in BY_WHOM}
-    return {key: str(value) for key, value in config.flat().items() if key not in by_whom}
+    others = methods().keys() - {learns_like(config.method), _BROUGHT_BY.get(config.head)}
+    known = _tracked(config).items()
+    return {key: value for key, value in known if key not in by_whom and key.partition(".")[0] not in others}
+
+
+def _tracked(config: Config) -> dict[str, str]:
+    """All settings, as tracking writes them."""
+    return {key: str(value) for key, value in config.flat().items()}

@@ -21,7 +21,7 @@ from csc.study.outcome import Outcome
 from csc.study.page import render
 from csc.study.reading import SHIPPED, read_study
 from csc.study.render import csv_lines, latex, markdown, text
-from csc.study.spec import COLUMNS, Study
+from csc.study.spec import COLUMNS, Row, Study
 from csc.tracking import ScenarioRun
 from csc.version import code_version
 
@@ -317,10 +317,44 @@ def test_who_did_the_work_and_settings_that_came_later_are_no_difference(written
     server.finish(asked[0], 70.0, **{"csc.run_key": "another"})
     params = server.runs[0].params
     params["train.workers"] = "8"
-    del params["krt.heads"]  # as if there had been no such setting
+    del params["cigcn.rank"]  # as if there had been no such setting
     assert results(asked, any_version=True)[0].missing == ""
     params["train.lr"] = "0.5"
     assert results(asked, any_version=True)[0].missing == "not run"
+
+
+OF_ONE_METHOD = {"oewc", "podnet", "derpp", "agcn", "krt", "l2p"}
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "read"),
+    [
+        ("lwf", {}, set()),
+        ("csc", {}, set()),
+        ("ocdm", {}, set()),
+        ("oewc", {}, {"oewc"}),
+        ("podnet", {}, {"podnet"}),
+        ("derpp", {}, {"derpp"}),
+        ("agcn", {}, {"agcn"}),
+        ("agcn-r", {}, {"agcn"}),
+        ("krt-r", {}, {"krt"}),
+        ("l2p", {}, {"l2p"}),
+        ("lwf", {"head": "attention"}, {"krt"}),
+        ("csc", {"head": "label_graph"}, {"agcn"}),
+    ],
+    ids=str,
+)
+def test_of_the_settings_of_single_methods_only_those_that_a_cell_reads_count(method, settings, read, server):
+    study = Study("mine", "Mine", (Row("A", method, settings=settings),), ("voc-b0c4",), seeds=(0,))
+    asked = cells(study, PLACES)
+    server.finish(asked[0], 70.0, **{"csc.run_key": "another"})
+    params = server.runs[0].params
+    decisive = set()
+    for key, value in list(params.items()):
+        params[key] = "another"
+        decisive |= {key.partition(".")[0]} if results(asked, any_version=True)[0].missing else set()
+        params[key] = value
+    assert decisive == {key.partition(".")[0] for key in params} - OF_ONE_METHOD | read
 
 
 @pytest.fixture
