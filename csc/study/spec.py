@@ -128,6 +128,7 @@ class Study:
             seeds: in the place of the study's own.
             overrides: settings that win over all others.
         """
+        _check_choice({"--scenarios": scenarios, "--methods": wanted, "--seeds": seeds}, overrides or {})
         rows = [row for row in self.rows if wanted is None or row.method in wanted or row.label in wanted]
         for name in wanted or ():
             if not any(name in (row.method, row.label) for row in self.rows):
@@ -135,13 +136,13 @@ class Study:
                 raise BadConfig(f"--methods {name}: study '{self.name}' has no such row; its methods are {known}")
         kept = {name for row in rows for name in (row.label, row.name)}
         order = [tuple(name for name in chain if name in kept) for chain in self.order]
-        chosen = tuple(Scenario.parse(name).name for name in scenarios or self.scenarios)
-        elsewhere = [name for name in chosen if name not in self.scenarios]
+        tables = tuple(dict.fromkeys(Scenario.parse(name).name for name in scenarios or self.scenarios))
+        elsewhere = [name for name in tables if name not in self.scenarios]
         return replace(
             self,
             title=f"{self.title}; its rows on {', '.join(elsewhere)}" if elsewhere else self.title,
             rows=tuple(rows),
-            scenarios=chosen,
+            scenarios=tables,
             seeds=tuple(seeds or self.seeds),
             order=tuple(chain for chain in order if len(chain) > 1),
             overrides=merged(self.overrides, overrides or {}),
@@ -162,6 +163,16 @@ class Study:
         lists = {key: tuple(content[key]) for key in ("scenarios", "seeds", "columns")}
         rows = tuple(Row(**row) for row in content["rows"])
         return cls(**{**content, **lists, "rows": rows, "order": tuple(map(tuple, content["order"]))})
+
+
+def _check_choice(chosen: Mapping[str, Sequence[Any] | None], overrides: Mapping[str, Any]) -> None:
+    """Refuse to choose nothing, and to choose by a setting."""
+    for flag, names in chosen.items():
+        if names is not None and not names:
+            raise BadConfig(f"{flag}: chooses nothing; name at least one, several with commas between them")
+    for key, flag in (("method", "--methods"), ("seed", "--seeds")):
+        if key in overrides:
+            raise BadConfig(f"--set {key}: a study has several; choose among them with {flag}")
 
 
 def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:

@@ -296,6 +296,11 @@ def test_a_dry_run_lists_every_cell_and_writes_nothing(voc, tmp_path, capsys, mo
         (["table9"], "study 'table9': no such file"),
         (["table2", "--seeds", "a"], "--seeds a: expected whole numbers"),
         (["table2", "--methods", "krt"], "--methods krt: study 'table2' has no such row"),
+        (["table2", "--methods", ","], "--methods: chooses nothing; name at least one"),
+        (["table2", "--methods", ""], "--methods: chooses nothing; name at least one"),
+        (["table2", "--scenarios", ","], "--scenarios: chooses nothing; name at least one"),
+        (["table2", "--set", "seed=1"], "--set seed: a study has several; choose among them with --seeds"),
+        (["table2", "--set", "method=csc"], "--set method: a study has several; choose among them with --methods"),
         (["table2", "--scenarios", "voc"], "scenario 'voc': expected"),
         (["table2", "--parallel", "0"], "--parallel 0: expected 1 or more"),
         (

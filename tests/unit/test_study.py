@@ -216,6 +216,9 @@ def test_the_command_line_narrows_and_overrides(written):
         study.narrowed(wanted=["krt"])
     with pytest.raises(BadScenario):
         study.narrowed(["voc-b0c0"])
+    with pytest.raises(BadConfig, match="--seeds: chooses nothing"):
+        study.narrowed(seeds=[])
+    assert study.narrowed(["voc-b0c4", "voc-b4c2", "VOC-b0c4"]).scenarios == ("voc-b0c4", "voc-b4c2")
 
 
 def test_settings_of_a_scenario_win_over_those_of_the_row():
