@@ -141,15 +141,16 @@ class _Images:
         view: which images, with which labels.
         size: of the sides.
         mode: of `decode`.
-        seed: of the augmentation; none for images as they are.
+        seed: of the augmentation, as `training_batches` takes it.
+        augment: whether images are augmented.
         keep: whether decoded images stay in memory for the next epoch, should all of them fit.
     """
 
-    def __init__(self, view: View, size: int, mode: str, seed: int | None, *, keep: bool) -> None:
+    def __init__(self, view: View, size: int, mode: str, seed: int | None, *, augment: bool, keep: bool) -> None:
         self.shards = ImageShards(view.images)
         self.places = np.stack([to_numpy(view.table["shard"]), to_numpy(view.table["row"])], axis=1).tolist()
         self.targets = view.targets()
-        self.size, self.mode, self.seed = size, mode, seed
+        self.size, self.mode, self.seed, self.augment = size, mode, seed, augment
         fits = len(view) * size * size * 3 <= KEPT_BYTES
         self.kept: dict[int, Pixels] | None = {} if keep and fits else None
 
@@ -171,12 +172,17 @@ class _Images:
         count = len(self.places)
         for place, row in zip(places, rows, strict=True):
             place[...] = self._image(row % count)
-        if self.seed is not None:
+        if self.augment:
             for place, row in zip(places, rows, strict=True):
-                place[...] = augment(place, np.random.default_rng([self.seed, epoch, row]))
+                place[...] = augment(place, self._random(epoch, row))
         own = [row % count for row in rows]
         targets = torch.from_numpy(self.targets[own].astype(np.float32))
         return Batch(images.permute(0, 3, 1, 2), targets, torch.tensor(own, dtype=torch.int64))
+
+    def _random(self, epoch: int, row: int) -> np.random.Generator:
+        """What decides how an epoch shows a row."""
+        seed, row = self.places[row] if self.seed is None else (self.seed, row)
+        return np.random.default_rng([seed, epoch, row])
 
     def _image(self, row: int) -> Pixels:
         if self.kept is None:
@@ -215,21 +221,22 @@ def order(count: int, batch_size: int, seed: int, epoch: int, *, shuffle: bool =
 
 
 def training_batches(
-    view: View, plan: Plan, *, seed: int, size: int, augment: bool, workers: Workers, decode: str = "fast"
+    view: View, plan: Plan, *, seed: int | None, size: int, augment: bool, workers: Workers, decode: str = "fast"
 ) -> Batches:
     """All batches of some epochs, one after the other; workers live through all of them.
 
     Args:
         view: which images, with which labels.
         plan: of each epoch its number and the rows of its batches, from `order`.
-        seed: of the augmentation, together with the epoch and the row.
+        seed: of the augmentation, together with the epoch and the row; if none, the shard of an image and its row there
+            take their places, and any view of the data set shows it alike.
         size: of the images.
         augment: whether images are augmented.
         workers: from `workers_for`.
         decode: mode of `decode`.
     """
     keep = len(plan) > 1 and workers in (0, "thread")  # processes would each keep their own
-    images = _Images(view, size, decode, seed if augment else None, keep=keep)
+    images = _Images(view, size, decode, seed, augment=augment, keep=keep)
     return _loaded(images, ((epoch, rows) for epoch, batches in plan for rows in batches), workers)
 
 
@@ -237,7 +244,7 @@ def evaluation_batches(
     view: View, batches: Sequence[Sequence[int]], *, size: int, workers: Workers, decode: str = "fast"
 ) -> Batches:
     """Batches of the given rows, without augmentation."""
-    images = _Images(view, size, decode, None, keep=False)
+    images = _Images(view, size, decode, None, augment=False, keep=False)
     return _loaded(images, ((0, rows) for rows in batches), workers)
 
 

@@ -4,7 +4,8 @@ import contextlib
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Any
+from itertools import accumulate, islice
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -31,6 +32,9 @@ from csc.scenario import Scenario
 from csc.settings import Config
 from csc.steps.ingest import Origin
 from csc.storage import atomic_place, exists, join, read_json, sha256_file, write_bytes
+
+if TYPE_CHECKING:
+    from csc.data.loading import Batch
 
 __all__ = ["embed"]
 
@@ -136,9 +140,9 @@ class _Embedding:
         first = len(_finished(self.place, view))
         done = sum(map(len, shards[:first]))
         with Bar(f"data: embed view {view}", sum(map(len, shards)), "images", done=done) as bar:
-            for number in range(first, len(shards)):
+            for number, maps in enumerate(self._maps(shards[first:], view, bar), first):
                 with atomic_place(join(view_place(self.place, view), f"{number:05d}.arrow")) as aside:
-                    rows = write_maps(self._maps(shards[number], view, bar), shape, aside)
+                    rows = write_maps(maps, shape, aside)
                     entry = {"rows": rows, "bytes": aside.stat().st_size, "sha256": sha256_file(aside)}
                     if len(_finished(self.place, view)) > number:
                         raise _MadeMeanwhile
@@ -150,28 +154,36 @@ class _Embedding:
         noted[number : number + 1] = [entry]
         write_bytes(join(view_place(self.place, view), INDEX), json.dumps(noted, indent=1).encode())
 
-    def _maps(self, rows: pa.Table, view: int, bar: Bar) -> Iterator[Maps]:
-        """The maps of some rows (rows, height, width, channels), batch by batch."""
-        import torch
-
+    def _maps(self, shards: list[pa.Table], view: int, bar: Bar) -> Iterator[Iterator[Maps]]:
+        """The maps of each shard, batch by batch; one loader runs through all of them and never waits at a border."""
         from csc.data.loading import training_batches, workers_for
 
         settings = self.settings
-        parts = [range(start, min(start + BATCH_ROWS, len(rows))) for start in range(0, len(rows), BATCH_ROWS)]
+        parts = [
+            [range(row, min(row + BATCH_ROWS, end)) for row in range(end - len(shard), end, BATCH_ROWS)]
+            for shard, end in zip(shards, accumulate(map(len, shards)), strict=True)
+        ]
         batches = training_batches(
-            unlabelled(self.dataset, rows),
-            [(view, parts)],
-            seed=rows["shard"][0].as_py(),  # with the view and the row it decides what an augmented image looks like
+            unlabelled(self.dataset, pa.concat_tables(shards)),
+            [(view, [rows for shard in parts for rows in shard])],
+            seed=None,  # the view and the place of an image decide what it looks like, not where an earlier try stopped
             size=settings.input.size,
             decode=settings.input.decode,
             augment=view > 0,
             workers=workers_for(settings.train.workers, self.device),
         )
-        for batch in batches:
-            with torch.inference_mode():
-                maps = self.network.features(batch.to(self.device).images).permute(0, 2, 3, 1)
-            yield maps.to("cpu", torch.float16).contiguous().numpy()
-            bar.advance(len(batch.rows))
+        for shard in parts:
+            yield (self._seen(batch, bar) for batch in islice(batches, len(shard)))
+
+    def _seen(self, batch: "Batch", bar: Bar) -> Maps:
+        """What the backbone sees in a batch: (rows, height, width, channels)."""
+        import torch
+
+        with torch.inference_mode():
+            maps = self.network.features(batch.to(self.device).images).permute(0, 2, 3, 1)
+        bar.advance(len(batch.rows))
+        seen: Maps = maps.to("cpu", torch.float16).contiguous().numpy()
+        return seen
 
     def _shape(self) -> tuple[int, int, int]:
         import torch

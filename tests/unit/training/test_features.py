@@ -112,6 +112,30 @@ def test_augmented_views_are_maps_of_augmented_images(place: str, views: dict[in
     torch.testing.assert_close(found, expected, atol=1e-2, rtol=1e-2)
 
 
+def test_one_loader_makes_a_view_and_the_place_of_an_image_decides_its_augmentation(
+    sharded: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    loaders = list[Any]()
+    monkeypatch.setattr(
+        "csc.data.loading.training_batches",
+        lambda *arguments, **options: (loaders.append(options), training_batches(*arguments, **options))[1],
+    )
+    monkeypatch.setattr(step, "BATCH_ROWS", 16)  # borders of batches and of shards are not the same
+    features = embedded(copied(sharded, tmp_path / "set"), "input.augment=true")
+    assert len(loaders) == 2
+    config, card, table = settings(), read_features(features), sharded.labels().drop_columns("labels")
+    torch.manual_seed(config.seed * 1_000 + 1)
+    network = Network(build_backbone(config.backbone), torch.nn.Identity(), card.mean, card.std).eval()
+    for shard in range(3):
+        rows = unlabelled(sharded, table.slice(24 * shard, 24))
+        plan = [(1, [range(16), range(16, 24)])]
+        batches = training_batches(rows, plan, seed=shard, size=config.input.size, augment=True, workers=0)
+        with torch.inference_mode():
+            expected = torch.cat([network.features(batch.images).permute(0, 2, 3, 1) for batch in batches])
+        found = np.stack([FeatureShards(features, 1, card.shape).map(shard, row) for row in range(24)])
+        assert np.array_equal(found, expected.to(torch.float16).numpy())
+
+
 def test_training_draws_from_the_augmented_views_and_changes_them_by_epoch(place: str, views: dict[int, View]):
     features = embedded(place, "input.augment=true", "features.views=3")
     plan = [(epoch, [range(ROWS)]) for epoch in range(2)]
