@@ -7,9 +7,11 @@ from typing import Any
 
 from csc.config import resolve
 from csc.model import ModelCard
+from csc.report.run import Run, TaskResult
 from csc.scenario import Scenario
 from csc.steps.register import TRACKED, register
-from csc.tracking import Tracker
+from csc.storage import write_json
+from csc.tracking import Registered, Tracker
 
 SCENARIO = "digits-b0c4"
 DIGITS = tuple("0123456789")
@@ -40,6 +42,15 @@ class Trained:
         inputs = [str(self.folder / name) for name in ("model", "metrics.json", "test.parquet", "registered.json")]
         register(*inputs, before)
         return json.loads(self.registered.read_text())
+
+
+def write_registered(file: Path, fingerprint: str, location: str = "") -> str:
+    """Write the record of a registered base task, without a tracking server; return its path."""
+    numbers = dict.fromkeys((*TRACKED, "images", "threshold"), 0.0) | {"AP": {"0": 0.0}, "confidence": {}}
+    run = Run(SCENARIO, "csc", 0, "scratch", "d" * 64, "1.0", (TaskResult(1, ("0",), ("0",), numbers, 10, 1.5),))
+    model = Registered(f"{SCENARIO}-csc", "1", "m-1", fingerprint, "r-1", "r-0", location)
+    write_json(file, {"model": asdict(model), "run": run.to_json()})
+    return str(file)
 
 
 def epoch_log(epoch: int) -> dict[str, float]:

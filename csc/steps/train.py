@@ -115,7 +115,7 @@ def learn(config: str, split: str, train_view: str, out: str, prior: str, checkp
             new=len(task.new),
             task=task.index,
             title=f"task {task.index}/{task.total}",
-            checkpoint=keep / f"task-{task.index:02d}.safetensors",
+            checkpoint=_checkpoint(keep, task.index),
             origin=f"{start.card.initialisation.get('sha256')} {start.card.prior_fingerprint}",
             frozen_parameters=start.frozen_parameters,
             optimizer_state=start.optimizer_state,
@@ -125,6 +125,9 @@ def learn(config: str, split: str, train_view: str, out: str, prior: str, checkp
             group=group,
             on_epoch=tracker.log_epoch if tracker is not None else lambda epoch, log: None,
         )
+        if group.is_main:
+            with contextlib.suppress(OSError):  # the model before is registered: nothing is left of it to take up
+                _checkpoint(keep, task.index - 1).unlink()
         started = time.monotonic()
         log = trainer.run()
         seconds = time.monotonic() - started
@@ -166,6 +169,11 @@ def _fetched(before: Registered | None, task: Task) -> Iterator[Path | None]:
     else:
         with tempfile.TemporaryDirectory(prefix="csc-prior-") as folder:
             yield fetch_model(before.uri, Path(folder))
+
+
+def _checkpoint(keep: Path, task: int) -> Path:
+    """The file that holds the state of a task's training, in the folder of its run."""
+    return keep / f"task-{task:02d}.safetensors"
 
 
 def _exemplars(settings: Config, view: View, task: Task, prior_folder: Path | None) -> Memory | None:

@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -10,8 +12,25 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from csc.data.dataset import Dataset
+from csc.model import fingerprint
+from csc.steps.build_dataset import build_dataset
+from csc.steps.ingest import ingest
+from csc.steps.split_labels import split_labels
+from csc.steps.train import train
 from csc.training import EpochLog, Trainer
-from tests.unit.training.bench import LINEAR, Bench, changed, fresh_network, settings, state_of, truncate, without_speed
+from tests.trained import write_registered
+from tests.unit.training.bench import (
+    LINEAR,
+    SCENARIO,
+    Bench,
+    changed,
+    fresh_network,
+    settings,
+    state_of,
+    truncate,
+    without_speed,
+)
 
 
 class Killed(Exception):
@@ -118,3 +137,42 @@ def test_a_checkpoint_is_safetensors_without_a_pickle_and_leaves_nothing_beside_
     assert {f"network.{name}" for name in trainer.network.state_dict()} < names
     assert facts["log"] == log
     assert list(bench.checkpoint.parent.iterdir()) == [bench.checkpoint]
+
+
+@pytest.fixture
+def learnt(dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int, str], Path]:
+    """Runs the train step of a task, with checkpoints in a folder that outlives it; returns the model folder."""
+    monkeypatch.setattr("csc.steps.train.Tracker", MagicMock())
+    config = settings(LINEAR, "train.epochs=1").to_json()
+    origin = ingest(SCENARIO, str(dataset.path)).to_json()
+
+    def step(task: int, prior: str = "") -> Path:
+        place = tmp_path / f"task-{task}"
+        split, train_view, test_view = (str(place / name) for name in ("split.json", "train.parquet", "test.parquet"))
+        model = place / "data" / "model"  # as the registry keeps it
+        split_labels(origin, SCENARIO, task, 2, split)
+        build_dataset(origin, split, config, train_view, test_view)
+        train(config, split, train_view, str(model), prior, str(tmp_path / "kept"))
+        return model
+
+    return step
+
+
+def test_a_task_removes_the_checkpoint_of_the_task_before_and_none_of_another_run(
+    learnt: Callable[..., Path], tmp_path: Path
+):
+    kept = tmp_path / "kept"
+    other = kept / "another-run" / "task-01.safetensors"
+    other.parent.mkdir(parents=True)
+    other.touch()
+
+    def checkpoints() -> list[str]:
+        return sorted(path.name for path in kept.rglob("*") if path.is_file() and path != other)
+
+    model = learnt(1)
+    assert checkpoints() == ["task-01.safetensors"]  # not evaluated yet: the step may be tried again
+    weights = (model / "model.safetensors").read_bytes()
+    learnt(2, prior=write_registered(tmp_path / "registered.json", fingerprint(model), str(model.parents[1])))
+    assert checkpoints() == ["task-02.safetensors"]
+    assert (learnt(1) / "model.safetensors").read_bytes() == weights  # tried again after all, it is trained again
+    assert other.is_file()
