@@ -13,8 +13,9 @@ from typing import Any
 import yaml
 
 from csc.config import methods, resolve
-from csc.errors import BadConfig
-from csc.scenario import Scenario
+from csc.errors import BadConfig, BadScenario
+from csc.report.paper import paper_rows
+from csc.scenario import PAPER_SCENARIOS, Scenario
 from csc.storage import local_path
 from csc.study.spec import COLUMNS, Row, Study, dotted, merged
 
@@ -57,10 +58,7 @@ def _study(name: str, content: Any) -> Study:
     grid = _grid(content.get("grid", {}))
     rows = [row for index, item in enumerate(listed) for row in _multiplied(_row(item, f"rows[{index}]"), grid)]
     _check(len({row.name for row in rows}) == len(rows), "rows", "labels that differ, or groups that do")
-    scenarios = _list(content, "scenarios")
-    for index, scenario in enumerate(scenarios):
-        _check(isinstance(scenario, str), f"scenarios[{index}]", "the name of a scenario such as voc-b0c4")
-        Scenario.parse(scenario)
+    scenarios = [_scenario(item, f"scenarios[{index}]") for index, item in enumerate(_list(content, "scenarios"))]
     chosen: dict[str, Any] = {key: tuple(_list(content, key)) for key in ("seeds", "columns") if key in content}
     for index, seed in enumerate(chosen.get("seeds", ())):
         _check(type(seed) is int and seed >= 0, f"seeds[{index}]", "a whole number")
@@ -83,25 +81,49 @@ def _row(item: Any, where: str) -> Row:
     if item["method"] not in methods():
         raise BadConfig(f"{where}.method: '{item['method']}' is not known; choose one of {', '.join(methods())}")
     by_scenario = item.get("by_scenario", {})
-    paper = item.get("paper", {})
-    for key, group in (("by_scenario", by_scenario), ("paper", paper)):
-        _check(isinstance(group, Mapping), f"{where}.{key}", "a group")
-    for scenario, numbers in paper.items():
-        if scenario != "buffer":
-            _check_keys(numbers, set(COLUMNS), set(), f"{where}.paper.{scenario}.")
-            for column, value in numbers.items():
-                _check(type(value) in (int, float), f"{where}.paper.{scenario}.{column}", "a number")
+    _check(isinstance(by_scenario, Mapping), f"{where}.by_scenario", "a group")
     return Row(
         label=str(item["label"]),
         method=item["method"],
         group=str(item.get("group", "")),
         settings=_settings(item.get("settings", {}), f"{where}.settings"),
         by_scenario={
-            Scenario.parse(str(name)).name: _settings(settings, f"{where}.by_scenario.{name}")
+            _scenario(name, f"{where}.by_scenario.{name}"): _settings(settings, f"{where}.by_scenario.{name}")
             for name, settings in by_scenario.items()
         },
-        paper={name: str(value) if name == "buffer" else dict(value) for name, value in paper.items()},
+        paper=_paper(item.get("paper", {}), item["method"], f"{where}.paper"),
     )
+
+
+def _paper(content: Any, method: str, where: str) -> dict[str, Any]:
+    """Read the paper's numbers by scenario, or which row of its tables has them."""
+    _check(isinstance(content, Mapping), where, "a group")
+    paper: dict[str, Any] = {}
+    for name, value in content.items():
+        if name == "buffer":
+            paper[name] = _buffer(str(value), method, f"{where}.buffer")
+            continue
+        _check_keys(value, set(COLUMNS), set(), f"{where}.{name}.")
+        for column, number in value.items():
+            _check(type(number) in (int, float), f"{where}.{name}.{column}", "a number")
+        paper[_scenario(name, f"{where}.{name}")] = dict(value)
+    return paper
+
+
+def _buffer(buffer: str, method: str, where: str) -> str:
+    known = dict.fromkeys(row.buffer for scenario in PAPER_SCENARIOS for row in paper_rows(scenario, method))
+    if not known:
+        raise BadConfig(f"{where}: the paper's tables 1 and 2 have no row of '{method}'; give numbers by scenario")
+    _check(buffer in known, where, f"one of {', '.join(known)}, found '{buffer}'")
+    return buffer
+
+
+def _scenario(name: Any, where: str) -> str:
+    _check(isinstance(name, str), where, "the name of a scenario such as voc-b0c4")
+    try:
+        return Scenario.parse(name).name
+    except BadScenario as error:
+        raise BadConfig(f"{where}: {error}") from None
 
 
 def _multiplied(row: Row, grid: Mapping[str, Sequence[Any]]) -> Iterator[Row]:

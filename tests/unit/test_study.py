@@ -124,6 +124,7 @@ def test_rows_that_mean_the_papers_components_set_them():
         ({"rows": [{"label": "A", "method": "csc"}]}, "rows: give either rows or methods"),
         ({"scenarios": []}, "scenarios: expected a list with at least one entry"),
         ({"scenarios": [4]}, "scenarios[0]: expected the name of a scenario"),
+        ({"scenarios": ["voc-b0c4", "voc"]}, "scenarios[1]: scenario 'voc': expected <data set>-b"),
         ({"seeds": [0, -1]}, "seeds[1]: expected a whole number"),
         ({"seeds": [0, 0]}, "seeds: expected no entry twice"),
         ({"columns": ["mAP"]}, "columns[0]: expected one of last_mAP, "),
@@ -157,6 +158,22 @@ def test_a_wrong_study_is_refused_with_file_and_key(written, change, message):
             {"label": "A", "method": "csc", "by_scenario": {"voc-b0c4": {"lr": 1}}},
             "rows[0].by_scenario.voc-b0c4.lr: no",
         ),
+        (
+            {"label": "A", "method": "csc", "by_scenario": {"voc_b0c4": {"train.lr": 1}}},
+            "rows[0].by_scenario.voc_b0c4: scenario 'voc_b0c4': expected <data set>-b",
+        ),
+        (
+            {"label": "A", "method": "csc", "paper": {"voc-b0-c4": {"last_mAP": 1}}},
+            "rows[0].paper.voc-b0-c4: scenario 'voc-b0-c4': expected <data set>-b",
+        ),
+        (
+            {"label": "A", "method": "csc-r", "paper": {"buffer": "2/clas"}},
+            "rows[0].paper.buffer: expected one of 5/class, 20/class, 1000, 2/class, found '2/clas'",
+        ),
+        (
+            {"label": "A", "method": "l2p", "paper": {"buffer": "none"}},
+            "rows[0].paper.buffer: the paper's tables 1 and 2 have no row of 'l2p'; give numbers by scenario",
+        ),
         ("csc", "rows[0]: expected a group of by_scenario, "),
     ],
     ids=str,
@@ -165,6 +182,14 @@ def test_a_wrong_row_is_refused_with_file_and_key(written, row, message):
     content = {key: value for key, value in MINE.items() if key != "methods"}
     with pytest.raises(BadConfig, match=re.escape(f"mine.yaml: {message}")):
         written({**content, "rows": [row]})
+
+
+def test_scenarios_are_known_however_they_are_written(written):
+    row = {"label": "A", "method": "csc", "paper": {"VOC-B0C4": {"H": 1}}, "by_scenario": {"VOC-B0C4": {"init": "hub"}}}
+    study = written({"title": "T", "scenarios": ["VOC-B0C4"], "rows": [row]})
+    assert study.narrowed().title == "T"
+    assert study.rows[0].reference("voc-b0c4").numbers == {"H": 1}
+    assert study.settings_of(study.rows[0], *study.scenarios, 0)["init"] == "hub"
 
 
 def test_rows_with_the_same_name_are_refused(written):
