@@ -6,7 +6,7 @@ import shutil
 import sys
 import tempfile
 from argparse import ArgumentParser, Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from csc.cli import use_workdir
@@ -118,7 +118,9 @@ def _places(study: Study, given: Sequence[str], profile: Profile, workdir: Path,
         dataset = Dataset.open(absolute(place))
         if name not in ("", dataset.name):
             raise BadData(f"--data {name}={place}: holds the data set '{dataset.name}'")
+        _check_once(dataset.name, place, places)
         places[dataset.name] = Place(absolute(place), len(dataset.classes), dataset.fingerprint)
+    named = list(places)
     for scenario in map(Scenario.parse, study.scenarios):
         if scenario.dataset in places:
             continue
@@ -135,6 +137,7 @@ def _places(study: Study, given: Sequence[str], profile: Profile, workdir: Path,
             places[scenario.dataset] = Place(known, len(dataset.classes), dataset.fingerprint)
         elif known is not None:
             places[scenario.dataset] = Place(known, CLASS_COUNTS[scenario.dataset])
+    _check_meant(study, named, places)
     return places
 
 
@@ -226,6 +229,7 @@ def _compiled(whole: Path, arguments: Namespace, study: Study, profile: Profile)
         data = given.get(scenario.dataset) or run_defaults(profile, scenario).get("data")
         if data is not None:
             places[scenario.dataset] = Place(data, CLASS_COUNTS.get(scenario.dataset) or class_count(scenario, data))
+    _check_meant(study, given, places)
     from csc.pipelines.study import compile_study, parts
 
     cut = parts(cells(study, places))
@@ -246,12 +250,30 @@ def _named(place: str) -> tuple[str, str]:
 def _places_elsewhere(given: Sequence[str], study: Study) -> dict[str, str]:
     """Places by data set, without looking at them."""
     datasets = {Scenario.parse(name).dataset for name in study.scenarios}
-    places = {}
+    places: dict[str, str] = {}
     for name, place in map(_named, given):
         if not name and len(datasets) > 1:
             raise BadData(f"--data {place}: the study has several data sets, say which this is: --data NAME={place}")
-        places[name or next(iter(datasets))] = place
+        dataset = name or next(iter(datasets))
+        _check_once(dataset, place, places)
+        places[dataset] = place
     return places
+
+
+def _check_once(dataset: str, place: str, known: Container[str]) -> None:
+    if dataset in known:
+        raise BadData(f"--data {place}: the data set '{dataset}' was given before; give one place for each")
+
+
+def _check_meant(study: Study, named: Iterable[str], places: Container[str]) -> None:
+    """Refuse data sets that were given in the place of those that the study needs."""
+    needed = dict.fromkeys(Scenario.parse(name).dataset for name in study.scenarios)
+    idle = [name for name in named if name not in needed]
+    missing = [name for name in needed if name not in places]
+    if idle and missing:
+        raise BadData(
+            f"--data: gives {', '.join(idle)}, but the scenarios of study '{study.name}' need {', '.join(missing)}"
+        )
 
 
 STUDY = Command(

@@ -310,6 +310,16 @@ def test_a_dry_run_lists_every_cell_and_writes_nothing(voc, tmp_path, capsys, mo
         (["table2", "--compile", "x.txt"], "--compile x.txt: expected a file name that ends in .yaml"),
         (["table2"], "no data set 'voc' at hand; name its place with --data"),
         (["table2", "--data", "coco=VOC"], "holds the data set 'voc'"),
+        (["table2", "--data", "VOC", "--data", "voc=VOC/."], "/voc/.: the data set 'voc' was given before; give one"),
+        (
+            ["table2", "--data", "s3://b/1", "--data", "voc=s3://b/2", "--compile", "x.yaml"],
+            "--data s3://b/2: the data set 'voc' was given before; give one place for each",
+        ),
+        (["table1", "--data", "VOC"], "--data: gives voc, but the scenarios of study 'table1' need coco"),
+        (
+            ["table1", "--data", "voc=s3://b/voc", "--compile", "x.yaml"],
+            "--data: gives voc, but the scenarios of study 'table1' need coco",
+        ),
         (["table2", "--scenarios", "voc-b0c4,coco-b0c10", "--data", "s3://b/x", "--compile", "x.yaml"], "--data NAME="),
     ],
     ids=str,
