@@ -40,6 +40,8 @@ __all__ = [
     "read_json",
     "sha256_file",
     "upload",
+    "version_of",
+    "versions_below",
     "writable",
     "write_bytes",
     "write_json",
@@ -267,13 +269,24 @@ def download(uri: str, path: Path) -> None:
 
 def list_below(uri: str) -> Iterator[tuple[str, int]]:
     """Name, relative to the prefix, and size of every object below it, in the order of the names."""
+    return ((name, size) for name, size, _ in versions_below(uri))
+
+
+def versions_below(uri: str) -> Iterator[tuple[str, int, str]]:
+    """What `list_below` tells, and the ETag of every object, which changes with its content."""
     bucket, key = _bucket_and_key(uri)
     prefix = f"{key.rstrip('/')}/" if key else ""
     with _store(uri) as client:
         for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
             for item in page.get("Contents", ()):
                 if not item["Key"].endswith("/"):  # what consoles make to show an empty folder
-                    yield item["Key"].removeprefix(prefix), item["Size"]
+                    yield item["Key"].removeprefix(prefix), item["Size"], item["ETag"]
+
+
+def version_of(uri: str) -> tuple[int, str]:
+    """Size and ETag of one object."""
+    head = _head(uri)
+    return int(head["ContentLength"]), str(head["ETag"])
 
 
 def delete(uri: str) -> None:
@@ -305,8 +318,8 @@ class _RangedObject(io.RawIOBase):
 
     def __init__(self, uri: str) -> None:
         self._uri = uri
-        head = _head(uri)
-        self._size, self._version, self._position = int(head["ContentLength"]), head["ETag"], 0
+        self._size, self._version = version_of(uri)
+        self._position = 0
 
     def range(self, start: int, end: int) -> bytes:
         """The bytes from one position to another, as far as there are any."""

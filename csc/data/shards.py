@@ -23,7 +23,7 @@ from PIL import Image, UnidentifiedImageError
 
 from csc.data.source import Source
 from csc.errors import BadData, CscError
-from csc.storage import is_remote, list_below, sha256_file
+from csc.storage import is_remote, sha256_file, version_of, versions_below
 
 __all__ = [
     "Encoded",
@@ -123,10 +123,14 @@ class SourceImages:
             yield image
 
     def state(self, rows: Sequence[Listed]) -> str:
-        """Stand for the images without reading them: a hash of where they are, their sizes and times of change."""
+        """Stand for the images without reading them: a hash of where they are, their sizes and times of change.
+
+        In a bucket ETags stand for the times.
+        """
         facts: list[Any]
         if is_remote(self.files.path):
-            place, facts = str(self.files.path), list(list_below(str(self.files.path)))
+            place = str(self.files.path)
+            facts = [version_of(place)] if place.lower().endswith(".zip") else list(versions_below(place))
         else:
             path = Path(self.files.path).absolute()
             paths = [path] if path.is_file() else [path / row.place for row in rows]

@@ -23,7 +23,8 @@ import csc.data.shards
 from csc.data.coco import ingest_coco
 from csc.data.dataset import Dataset
 from csc.data.images import ImageShards
-from csc.data.shards import Encoded, Listed
+from csc.data.shards import Encoded, Listed, SourceImages
+from csc.data.source import Source
 from csc.data.unfinished import Bucket
 from csc.data.voc import ingest_voc2007
 from csc.data.writing import Making, write_dataset
@@ -682,6 +683,26 @@ def test_a_second_try_in_a_bucket_makes_only_what_is_missing(workers: int, bucke
     assert not {row.image_id for row in LONG[:6]} & set(second.read())
     assert set(second.read()) >= {row.image_id for row in LONG[6:9]}
     assert objects(out) == files(write(tmp_path / "set", LONG, making=making).path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["prefix", "raw.zip"])
+def test_a_source_in_a_bucket_that_was_replaced_is_another_state(kind: str, bucket: str, tmp_path: Path):
+    def state(content: bytes) -> str:
+        (tmp_path / "raw").mkdir(exist_ok=True)
+        (tmp_path / "raw" / "a.jpeg").write_bytes(content)
+        if kind == "prefix":
+            upload(tmp_path / "raw" / "a.jpeg", f"{bucket}/{kind}/a.jpeg")
+        else:
+            upload(zipped(tmp_path / "raw", tmp_path / kind), f"{bucket}/{kind}")
+        with Source(f"{bucket}/{kind}") as source:
+            return SourceImages(source).state([Listed("a", "train", (), (), "a.jpeg")])
+
+    first = state(b"of the same size")
+    assert state(b"of the same SIZE") != first
+    assert state(b"of the same size and more") != first
+    if kind == "prefix":  # a zip has times in it
+        assert state(b"of the same size") == first
 
 
 @pytest.mark.slow
