@@ -7,13 +7,12 @@ and takes the model from there:
 
 So `checkpoints` must be on a volume of the step that many pods may write (ReadWriteMany); the nodes mount the same
 volumes at the same places. The images must be on such a volume too, or in an object store. Image, service account, pull
-secrets and security context (so the user, who must own what the step owns) are those of the step's own pod; resources,
-environment, volumes and placement are those of its task, which the pipeline passes on. Secrets go by reference, never by
-value.
+secrets and user (with all of the security context) are those of the step's own pod; resources, environment, volumes and
+placement are those of its task, which the pipeline passes on. Secrets go by reference, never by value.
 
-The job's name says which run and task it is. A step that is tried again finds the job of the try before: it waits for
-one that runs, and replaces one that failed, which then goes on from its checkpoint. A finished job is deleted; a failed
-one is left for its logs to be read, until the next try. Needs Kubeflow Trainer 2.2 or later.
+The job's name says which run and task it is, and from which model. A step that is tried again finds the job of the try
+before: it waits for one that runs, and replaces one that failed, which then goes on from its checkpoint. A finished job
+is deleted; a failed one is left for its logs to be read, until the next try. Needs Kubeflow Trainer 2.2 or later.
 """
 
 import contextlib
@@ -70,7 +69,7 @@ def train_on_nodes(
         arguments: of the step.
         settings: how many nodes, and processes on each.
         task: names the job to people.
-        key: identifies the run; two tries of one task have the same.
+        key: identifies the run and the model that it continues; two tries of one task have the same.
         pod: what the pipeline says of the step's pod, by the names of kfp's TaskConfig; nothing outside a cluster.
         cluster: where the job runs; the cluster that this pod is part of if not given.
         pause: waits between two looks at the job.
@@ -127,7 +126,7 @@ def train_job(name: str, folder: Path, settings: Train, pod: Pod, own: Mapping[s
         "env": list({item["name"]: item for item in [UNBUFFERED, *_injected(), *(pod.get("env") or [])]}.values()),
         "resourcesPerNode": pod.get("resources"),
     }
-    mounted = {
+    process = {
         "name": NODE,
         "securityContext": container.get("securityContext"),
         "volumeMounts": pod.get("volume_mounts"),
@@ -137,7 +136,7 @@ def train_job(name: str, folder: Path, settings: Train, pod: Pod, own: Mapping[s
         "imagePullSecrets": own.get("imagePullSecrets"),
         "securityContext": own.get("securityContext"),
         "volumes": pod.get("volumes"),
-        "containers": [_present(mounted)],
+        "containers": [_present(process)],
         "nodeSelector": pod.get("node_selector"),
         "affinity": pod.get("affinity"),
         "tolerations": pod.get("tolerations"),

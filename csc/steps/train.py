@@ -79,7 +79,8 @@ def train(
     if settings.train.nodes > 1:
         from csc.trainjob import train_on_nodes
 
-        key = settings.fingerprint(scenario, read_view(train_view).fingerprint, code_version())
+        before = read_registered(prior).model.fingerprint if prior else ""
+        key = settings.fingerprint(scenario, read_view(train_view).fingerprint, code_version(), before)
         train_on_nodes(arguments, settings.train, task, key, pod or {})
         return
     processes = distributed.processes_for(settings.train.processes)

@@ -551,6 +551,22 @@ def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return files | {"out": str(tmp_path / "step" / "model"), "checkpoints": str(tmp_path / "shared" / "checkpoints")}
 
 
+def test_a_job_that_continues_another_model_has_another_name(
+    inputs: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from csc.steps.train import train
+    from tests.trained import write_registered
+
+    keys: list[str] = []
+    monkeypatch.setattr("csc.trainjob.train_on_nodes", lambda arguments, settings, task, key, pod: keys.append(key))
+    for fingerprint in ("a" * 64, "b" * 64, "a" * 64):
+        train(**inputs | {"prior": write_registered(tmp_path / "registered.json", fingerprint)})
+    train(**inputs)
+    one, another, again, none = keys
+    assert one == again
+    assert len({one, another, none}) == 3
+
+
 @pytest.mark.slow
 def test_the_nodes_of_a_job_train_the_model_that_one_process_would(inputs: dict[str, str], shared: Path):
     from csc.steps.train import learn
