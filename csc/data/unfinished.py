@@ -2,8 +2,9 @@
 
 A local data set grows in the hidden folder `.NAME.partial` beside its target and is renamed in the end. In an object
 store, where nothing can be renamed, the shards go to the target at once, the records to `partial/` below it, and
-`dataset.json`, which makes all this a data set, comes last. Bad data leaves nothing behind; whatever else goes wrong
-leaves what is finished for the next try.
+`dataset.json`, which makes all this a data set, comes last. Nobody can be kept waiting there: who comes last with other
+work takes the place, and whoever had it stops. Bad data leaves nothing behind; whatever else goes wrong leaves what is
+finished for the next try.
 """
 
 import contextlib
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import TextIO
 
 from csc.data.shards import Images, Listed, Shard, cut_short, write_shard
-from csc.errors import BadData
+from csc.errors import BadData, CscError
 from csc.storage import (
     atomic_file,
     delete,
@@ -64,8 +65,8 @@ def unfinished(target: str | os.PathLike[str], key: str) -> Iterator[tuple["Fold
         key: stands for all that the shards depend on; what was made from anything else is dropped.
     """
     if is_remote(target):
-        bucket = Bucket(os.fspath(target).rstrip("/"))
-        finished = bucket.take_up(key)
+        bucket = Bucket(os.fspath(target).rstrip("/"), key)
+        finished = bucket.take_up()
         with _dropped_if_bad(bucket):
             yield bucket, finished
         return
@@ -162,20 +163,33 @@ class Folder:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Unfinished work in an object store."""
+    """Unfinished work in an object store; the file `partial/key` tells whose it is."""
 
     target: str
+    key: str
+
+    @property
+    def _card(self) -> str:
+        return join(self.target, "dataset.json")
+
+    @property
+    def _mark(self) -> str:
+        return join(self.target, "partial/key")
 
     def _names(self, number: int) -> tuple[str, str]:
         return f"images/{number:05d}.arrow", f"partial/{number:05d}.json"
 
-    def take_up(self, key: str) -> dict[int, Shard]:
+    def _owner(self) -> str:
+        """The key of whoever is at work here; empty if nobody is."""
+        return read_bytes(self._mark).decode() if exists(self._mark) else ""
+
+    def take_up(self) -> dict[int, Shard]:
         """Return what is finished; drop all else."""
-        sizes = dict(list_below(self.target))
-        if "partial/key" not in sizes or read_bytes(join(self.target, "partial/key")) != key.encode():
-            self.drop()
-            write_bytes(join(self.target, "partial/key"), key.encode())
+        if self._owner() != self.key:
+            self._clear()
+            write_bytes(self._mark, self.key.encode())
             return {}
+        sizes = dict(list_below(self.target))
         names = [name for name in sizes if name.startswith("partial/") and name.endswith(".json")]
         records = {int(Path(name).stem): _read(join(self.target, name)) for name in names}
         return {
@@ -194,8 +208,11 @@ class Bucket:
             except OSError as error:
                 raise cut_short(f"cannot write {path}: {error.strerror or error}") from None
             with _may_pass():
-                upload(path, join(self.target, name))
-                write_bytes(join(self.target, record), json.dumps(asdict(shard)).encode())
+                if self._owner() == self.key:
+                    upload(path, join(self.target, name))
+                    write_bytes(join(self.target, record), json.dumps(asdict(shard)).encode())
+                elif not exists(self._card):  # one that is finished may be the same: `finish` will tell
+                    raise self._taken()
         return shard
 
     def finish(self, complete: Callable[[Path], None]) -> None:
@@ -206,12 +223,30 @@ class Bucket:
             complete(folder)
             card = folder / "dataset.json"
             for path in (*(path for path in folder.rglob("*") if path.is_file() and path != card), card):
+                if self._owner() != self.key:
+                    self._refuse_another(card)
+                    break
                 upload(path, join(self.target, path.relative_to(folder).as_posix()))
             self._delete("partial")
 
+    def _refuse_another(self, card: Path) -> None:
+        """Accept what somebody else has finished here meanwhile only if it is the same data set."""
+        if not exists(self._card) or read_bytes(self._card) != card.read_bytes():
+            raise self._taken()
+
+    def _taken(self) -> CscError:  # not BadData, upon which the work of the other would be dropped
+        return CscError(
+            f"{self.target}: another ingest, of other data or with other settings, has taken this place meanwhile; "
+            "choose another --out for one of the two"
+        )
+
     def drop(self) -> None:
-        """Leave nothing; a data set that somebody else has finished meanwhile is not ours to touch."""
-        if not exists(join(self.target, "dataset.json")):
+        """Leave nothing; what somebody else has begun or finished meanwhile is not ours to touch."""
+        if self._owner() in ("", self.key):
+            self._clear()
+
+    def _clear(self) -> None:
+        if not exists(self._card):
             self._delete("images")
         self._delete("partial")
 

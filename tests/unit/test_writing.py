@@ -1,6 +1,7 @@
 """Data sets are made from listings: the same bytes whoever makes them, going on where an earlier try stopped."""
 
 import collections
+import contextlib
 import hashlib
 import io
 import json
@@ -729,8 +730,75 @@ def test_what_another_process_has_finished_meanwhile_is_never_dropped(bucket: st
     write(f"{bucket}/set", LONG)
     before = objects(f"{bucket}/set")
     write_bytes(f"{bucket}/set/partial/key", b"of one who came late")
-    Bucket(f"{bucket}/set").drop()
+    Bucket(f"{bucket}/set", "of one who came late").drop()
     assert objects(f"{bucket}/set") == before
+
+
+@dataclass(frozen=True)
+class Interrupted:
+    """Images in the midst of which something else happens."""
+
+    at: str
+    event: Callable[[], object]
+
+    def __call__(self, rows: Sequence[Listed]) -> Iterator[Encoded]:
+        for row in rows:
+            if row.image_id == self.at:
+                self.event()
+            yield from PICTURES([row])
+
+
+OTHERS = {
+    "has begun": Pictures(fails={"04": RuntimeError("lost")}),
+    "has finished": Pictures(jpegs={"00": picture(7, 8, 8)}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("images", OTHERS.values(), ids=OTHERS)
+@pytest.mark.parametrize("bad", [False, True], ids=["good data", "bad data"])
+def test_other_work_that_takes_a_place_in_a_bucket_keeps_it(images: Pictures, bad: bool, bucket: str):
+    out, making, there = f"{bucket}/set", Making(shard_rows=3), dict[str, bytes]()
+
+    def another() -> None:
+        with contextlib.suppress(RuntimeError):
+            write(out, LONG, images, state="other", making=making)
+        there.update(objects(out))
+        if bad:
+            raise BadData("broken image")
+
+    slower = Interrupted("07", another)
+    message = refusal(lambda: write(out, LONG, slower, making=making), BadData if bad else CscError)
+    assert "broken image" in message if bad else message.startswith(f"{out}: another ingest")
+    assert there
+    assert objects(out) == there
+
+
+@pytest.mark.slow
+def test_a_place_in_a_bucket_that_is_taken_before_the_card_gets_none(bucket: str, monkeypatch: pytest.MonkeyPatch):
+    def taken(path: Path, uri: str) -> None:
+        upload(path, uri)
+        if uri.endswith("labels.parquet"):
+            write_bytes(f"{out}/partial/key", b"of another")
+
+    out = f"{bucket}/set"
+    monkeypatch.setattr("csc.data.unfinished.upload", taken)
+    assert refusal(lambda: write(out, LONG), CscError).startswith(f"{out}: another ingest")
+    assert "dataset.json" not in objects(out)
+    assert read_bytes(f"{out}/partial/key") == b"of another"
+
+
+@pytest.mark.slow
+def test_of_two_who_do_the_same_work_in_a_bucket_both_get_it(bucket: str):
+    out, making, there = f"{bucket}/set", Making(shard_rows=3), dict[str, bytes]()
+
+    def the_same() -> None:
+        write(out, LONG, making=making)
+        there.update(objects(out))
+
+    dataset = write(out, LONG, Interrupted("07", the_same), making=making)
+    assert dataset == Dataset.open(out)
+    assert objects(out) == there
 
 
 @pytest.mark.slow
