@@ -13,6 +13,7 @@ from csc import __version__
 from csc.bench.command import BENCH
 from csc.command import Command
 from csc.config import methods
+from csc.cores import cores
 from csc.doctor import DOCTOR
 from csc.errors import BadData, CscError
 from csc.scenario import CLASS_COUNTS, PAPER_SCENARIOS, Scenario
@@ -113,7 +114,7 @@ def _ingested(arguments: Namespace) -> "Dataset":
     for flag, value in (("--workers", arguments.workers), ("--short-side", short_side)):
         if value is not None and value < 1:
             raise BadData(f"{flag} {value}: expected 1 or more")
-    making = Making(workers=arguments.workers or len(os.sched_getaffinity(0)), progress=sys.stdout)
+    making = Making(workers=arguments.workers or cores(), progress=sys.stdout)
     if kind == "digits":
         if short_side is not None:
             raise BadData("csc ingest digits: --short-side is for photographs; scenes of digits are made in their size")

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 from torch.utils.data import DataLoader
 
+from csc.cores import cores
 from csc.data.augment import Pixels, augment
 from csc.data.columns import to_numpy
 from csc.data.images import ImageShards
@@ -203,14 +204,15 @@ class _Images:
 def workers_for(wanted: int | Literal["auto"], device: torch.device) -> Workers:
     """Who loads: so many processes, none of them (0, as part of the training), or a `thread` beside the training.
 
-    By itself a GPU gets as many processes as there are cores to spare. On a CPU the network needs the cores, and a
-    thread fills the gaps it leaves.
+    By itself a GPU gets as many processes as there are cores to spare, which the ranks of a node share. On a CPU the
+    network needs the cores, and a thread fills the gaps it leaves.
     """
     if wanted != "auto":
         return wanted
     if device.type == "cpu":
         return "thread"
-    return max(1, min(MOST_WORKERS, len(os.sched_getaffinity(0)) - 1))
+    own = cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return max(1, min(MOST_WORKERS, own - 1))
 
 
 def order(count: int, batch_size: int, seed: int, epoch: int, *, shuffle: bool = True) -> list[list[int]]:

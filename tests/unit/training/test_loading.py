@@ -156,13 +156,18 @@ def test_confidences_do_not_depend_on_the_batch_and_leave_the_network_as_it_was(
 
 
 def test_by_itself_a_cpu_gets_a_thread_and_a_gpu_processes(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(4)), raising=False)
-    assert workers_for("auto", torch.device("cpu")) == "thread"
-    assert workers_for("auto", torch.device("cuda")) == 3
-    monkeypatch.setattr("os.sched_getaffinity", lambda process: {7}, raising=False)
-    assert workers_for("auto", torch.device("cuda")) == 1
-    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(256)), raising=False)
-    assert workers_for("auto", torch.device("cuda")) == loading.MOST_WORKERS
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    for cores, workers in ((4, 3), (1, 1), (256, loading.MOST_WORKERS)):
+        monkeypatch.setattr(loading, "cores", lambda cores=cores: cores)
+        assert workers_for("auto", torch.device("cpu")) == "thread"
+        assert workers_for("auto", torch.device("cuda")) == workers
+
+
+@pytest.mark.parametrize(("ranks", "workers"), [("1", 8), ("4", 5), ("8", 2), ("24", 1), ("48", 1)])
+def test_the_ranks_of_a_node_share_its_cores(ranks: str, workers: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(loading, "cores", lambda: 24)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+    assert workers_for("auto", torch.device("cuda")) == workers
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
