@@ -135,7 +135,7 @@ def _places(study: Study, given: Sequence[str], profile: Profile, workdir: Path,
         if known is not None and exists(join(known, "dataset.json")):
             dataset = Dataset.open(known)
             places[scenario.dataset] = Place(known, len(dataset.classes), dataset.fingerprint)
-        elif known is not None:
+        elif known is not None and scenario.dataset in CLASS_COUNTS:
             places[scenario.dataset] = Place(known, CLASS_COUNTS[scenario.dataset])
     _check_meant(study, named, places)
     return places

@@ -66,7 +66,7 @@ class Teller(io.TextIOBase):
         self.failed: dict[str, str] = {}
         self.outside = _Voice()  # steps that belong to no cell
         self.stopped = False
-        self.ended = 0
+        self.told: set[str] = set()  # keys of the cells that have ended
         self._voices: dict[int, _Voice] = {}
         self._lock = threading.RLock()
 
@@ -110,8 +110,8 @@ class Teller(io.TextIOBase):
         """Say in one line how the cell of a thread ended."""
         result = self.looked_up(voice.cell) if succeeded else None
         with self._lock:
-            self.ended += 1
-            title = f"[{self.ended}/{self.total}] {voice.cell.name}"
+            self.told.add(voice.cell.key)
+            title = f"[{len(self.told)}/{self.total}] {voice.cell.name}"
             seconds = time.monotonic() - voice.started
             if result is not None and not result.missing:
                 numbers = f"last mAP {result.metrics['last_mAP']:.1f}, average {result.metrics['avg_mAP']:.1f}"
@@ -119,6 +119,14 @@ class Teller(io.TextIOBase):
             else:
                 self.failed[voice.cell.key] = voice.reason if result is None else result.reason
                 self.say(f"{title}: failed after {seconds:.0f} s: {self.failed[voice.cell.key]}")
+
+    def blame(self, cells: Sequence[Cell], otherwise: str) -> None:
+        """Say why cells never began, if a step that belongs to no cell failed before them."""
+        waiting = [cell.key for cell in cells if cell.key not in self.told]
+        if waiting and (self.outside.error or not self.failed):
+            reason = self.outside.reason or otherwise
+            self.say(f"{len(waiting)} runs could not begin: {reason}")
+            self.failed |= dict.fromkeys(waiting, reason)
 
     def _voice(self) -> _Voice:
         return self._voices.get(threading.get_ident(), self.outside)
@@ -176,10 +184,7 @@ def run_study(
             with heard(teller), _told(teller, dict(zip(_loop_names(pipeline), cells, strict=True))), _stoppable(teller):
                 pipeline(**arguments)
         except RuntimeError as error:  # of kfp: something failed
-            if not teller.failed:
-                teller.say(f"failed before any cell ended: {teller.outside.reason}")
-                reason = teller.outside.reason or COLOUR.sub("", str(error))
-                return {cell.key: reason for turn in cells for cell in turn}
+            teller.blame([cell for turn in cells for cell in turn], COLOUR.sub("", str(error)))
     return teller.failed
 
 

@@ -254,6 +254,16 @@ def test_the_reason_of_a_crash_is_the_last_line_that_says_anything(teller):
         assert voice.reason == "RuntimeError: CUDA out of memory"
 
 
+def test_runs_that_wait_for_a_step_that_failed_are_told_why(teller):
+    first, second = some_cells()
+    with teller.cell(first) as voice:
+        teller.tell(voice, succeeded=True)
+    teller.write("csc.errors.BadData: init=/x: no such file\n")
+    teller.blame([first, second], "kfp says little")
+    assert teller.failed == {second.key: "init=/x: no such file"}
+    assert teller.out.getvalue().splitlines()[-1] == "1 runs could not begin: init=/x: no such file"
+
+
 def test_turns_of_a_loop_are_told_by_number_and_none_begins_after_an_interrupt(teller, monkeypatch):
     seen = []
 
