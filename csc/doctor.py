@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from csc.command import Command
+from csc.cores import cores
 from csc.errors import CscError
 from csc.storage import exists, join, local_path
 from csc.version import code_version
@@ -73,23 +74,23 @@ def _package(name: str, need: str) -> Check:
 
 def _devices() -> Iterator[Check]:
     """GPUs as torch sees them, and the shared memory of loader processes; without torch neither matters."""
-    cores = f"{len(os.sched_getaffinity(0))} CPU cores"
+    available = f"{cores()} CPU cores"
     try:
         import torch
     except ModuleNotFoundError:
-        yield Check("device", "ok", cores)
+        yield Check("device", "ok", available)
         return
     except (ImportError, OSError) as error:
         yield Check("device", "failed", f"torch cannot be loaded ({_line(error)}); build the image anew from its lock")
         return
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
-        yield Check("device", "ok", f"{', '.join(names)} · CUDA {torch.version.cuda} · {cores}")
+        yield Check("device", "ok", f"{', '.join(names)} · CUDA {torch.version.cuda} · {available}")
     elif Path("/dev/nvidiactl").exists():
         remedy = f"the driver of this node must support CUDA {torch.version.cuda}"
         yield Check("device", "failed", f"there is a GPU that torch cannot use; {remedy}")
     else:
-        yield Check("device", "missing", f"no GPU; training runs on {cores}")
+        yield Check("device", "missing", f"no GPU; training runs on {available}")
     yield _shared_memory()
 
 
