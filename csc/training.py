@@ -24,7 +24,9 @@ from csc.memory import Memory, joined
 from csc.methods import method
 from csc.methods.base import Method, Replay, Step
 from csc.model import save_tensors
+from csc.nets.backbone import Backbone
 from csc.nets.correlation import statistical_cm
+from csc.nets.folding import fold_batch_norms
 from csc.nets.network import Network, Outputs
 from csc.progress import Progress
 from csc.settings import Config
@@ -42,9 +44,12 @@ def seed_everything(seed: int, task: int) -> None:
 
 
 def place(network: Network, config: Config, device: torch.device, *, learns: bool = True) -> Network:
-    """Put a network on a device, laid out in memory as is fastest there; in evaluation mode unless it learns."""
-    network.to(device).to(memory_format=memory_format(config, device, learns=learns))
-    return network if learns else network.eval()
+    """Put a network on a device, as is fastest there; one that does not learn is in evaluation and stays so."""
+    if not learns:
+        backbone = network.eval().backbone
+        if isinstance(backbone, Backbone):
+            fold_batch_norms(backbone.net)
+    return network.to(device).to(memory_format=memory_format(config, device, learns=learns))
 
 
 def memory_format(config: Config, device: torch.device, *, learns: bool = True) -> torch.memory_format:

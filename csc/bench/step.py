@@ -2,7 +2,8 @@
 
 The limit of an incremental step is backbone forward, backward and optimiser step for the learner, and backbone forward
 for the prior model: what the head, the losses and the loop add is what this project is responsible for. The limit of
-the base task is the same without the prior.
+the base task is the same without the prior. In the limit both are plain passes of timm's backbone, in the fastest
+memory format; that the prior's batch-norms are folded away is part of our step.
 """
 
 import tempfile
@@ -21,7 +22,7 @@ from csc.data.partial import View
 from csc.nets.backbone import build_backbone
 from csc.nets.network import Network, build_head
 from csc.settings import Config
-from csc.training import Trainer, place
+from csc.training import Trainer, memory_format, place
 
 __all__ = ["step"]
 
@@ -90,8 +91,9 @@ class _Case:
         return lambda: trainer._step(Batches(batch for _ in range(1)), [[size]])
 
     def limit(self, *, prior: bool) -> Work:
-        """The passes of the backbone alone, in the same memory formats."""
-        learner, teacher = (place(self.network(1), self.config, CPU, learns=learns) for learns in (True, False))
+        """The passes of the backbone alone."""
+        learner = place(self.network(1), self.config, CPU)
+        teacher = self.network(1).eval().to(memory_format=memory_format(self.config, CPU, learns=False))
         optimizer = torch.optim.Adam(learner.backbone.parameters(), fused=True)
         images = self.images.contiguous(memory_format=torch.channels_last)
 

@@ -34,6 +34,7 @@ __all__ = [
     "cut_short",
     "for_each_shard",
     "read_ahead",
+    "scaled_down",
     "write_shard",
 ]
 
@@ -119,7 +120,7 @@ class SourceImages:
                 raise
             image = Encoded(*checked_jpeg(content, self.files.where(name)))
             if self.short_side is not None and min(image.width, image.height) > self.short_side:
-                image = _scaled(content, self.short_side)
+                image = scaled_down(content, self.short_side)
             yield image
 
     def state(self, rows: Sequence[Listed]) -> str:
@@ -179,7 +180,7 @@ def checked_jpeg(content: bytes, where: str) -> tuple[bytes, int, int]:
         raise BadData(f"{where}: broken image ({error}); replace the file or leave it out of the set") from None
 
 
-def _scaled(content: bytes, short_side: int) -> Encoded:
+def scaled_down(content: bytes, short_side: int) -> Encoded:
     """Scale an image down until its short side has the given length."""
     with Image.open(io.BytesIO(content)) as image:
         scale = short_side / min(image.size)

@@ -1,0 +1,55 @@
+"""Batch-norms folded into the convolutions before them: the same function for less work, where nothing learns."""
+
+from typing import Any
+
+from torch import fx, nn
+from torch.nn.utils import fuse_conv_bn_weights
+
+__all__ = ["fold_batch_norms"]
+
+
+def fold_batch_norms(net: nn.Module) -> int:
+    """Let convolutions scale and shift as the batch-norms behind them do in evaluation; return how many were folded.
+
+    Only activations stay in the places of the batch-norms. A convolution whose output is read elsewhere too stays as
+    it is, and so does a whole network that cannot be traced. Weights change: fold what is not going to be saved.
+    """
+    modules: dict[str, Any] = dict(net.named_modules())
+    pairs = _pairs(net, modules)
+    for of_convolution, of_norm in pairs:
+        convolution, norm = modules[of_convolution], modules[of_norm]
+        convolution.weight, convolution.bias = fuse_conv_bn_weights(
+            convolution.weight, convolution.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
+        )
+        net.set_submodule(of_norm, getattr(norm, "act", nn.Identity()))
+    return len(pairs)
+
+
+class _Tracer(fx.Tracer):
+    """Sees convolutions and batch-norms as one piece each, also timm's own."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, (nn.Conv2d, nn.BatchNorm2d)) or super().is_leaf_module(m, module_qualified_name)
+
+
+def _pairs(net: nn.Module, modules: dict[str, Any]) -> list[tuple[str, str]]:
+    """Names of convolutions and the batch-norms behind them, where nobody else reads what the convolution makes."""
+    from timm.layers import BatchNormAct2d, Conv2dSame
+
+    def named(*kinds: type[nn.Module]) -> set[str]:  # no subclasses of them: those may compute something else
+        return {name for name, part in modules.items() if type(part) in kinds}
+
+    convolutions = named(nn.Conv2d, Conv2dSame)
+    norms = {name for name in named(nn.BatchNorm2d, BatchNormAct2d) if modules[name].track_running_stats}
+    try:
+        graph = _Tracer().trace(net) if norms else fx.Graph()
+    except Exception:  # whatever the network's own code makes of a stand-in for a tensor
+        return []
+    calls = {name: graph.find_nodes(op="call_module", target=name) for name in convolutions | norms}
+    once = {name for name, nodes in calls.items() if len(nodes) == 1}
+    read = {norm: calls[norm][0].args[0] for norm in sorted(norms & once)}
+    return [
+        (node.target, norm)
+        for norm, node in read.items()
+        if isinstance(node, fx.Node) and node.target in convolutions & once and len(node.users) == 1
+    ]
