@@ -17,7 +17,7 @@ from typing import Any
 
 __all__ = ["install"]
 
-HEAVY = ("torch", "timm", "torchvision", "mlflow", "kfp", "numpy")
+HEAVY = ("torch", "timm", "torchvision", "mlflow", "kfp", "numpy", "pyarrow", "yaml", "PIL", "safetensors")
 WATCHED = {  # what a step spends its time on, by where it is implemented
     "csc.tracking": ("tracking", ["fetch_model", "finish_scenario", "Tracker"]),
     "csc.packaging": ("tracking", ["package_model"]),

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from unittest.mock import MagicMock
@@ -11,7 +13,7 @@ import pytest
 from csc import bench
 from csc.bench import BENCHES, Result, interleaved
 from csc.bench.command import RECORD
-from csc.bench.pipeline import _ours
+from csc.bench.pipeline import BROUGHT, _ours
 from csc.bench.spy import _Spy
 from csc.cli import main
 from csc.errors import CscError
@@ -157,9 +159,18 @@ def test_a_purpose_inside_another_counts_once():
     assert 0 <= spy.seconds["outer"] < spy.seconds["inner"]
 
 
-def test_numpy_is_ours_only_where_nothing_else_brings_it():
+def test_a_package_is_ours_only_where_nothing_else_brings_it():
     assert _ours({"import numpy": 1.0, "files and glue": 0.5}) == 1.5
     assert _ours({"import numpy": 1.0, "import torch": 9.0, "computing": 7.0, "files and glue": 0.5}) == 0.5
+    assert _ours({"import pyarrow": 1.0, "import yaml": 2.0, "import torch": 9.0}) == 3.0
+    assert _ours({"import pyarrow": 1.0, "import yaml": 2.0, "import mlflow": 9.0}) == 0.0
+
+
+@pytest.mark.parametrize("bringer", BROUGHT)
+def test_what_is_said_to_be_brought_is_brought(bringer: str):
+    code = f"{bringer}, sys; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert {name.removeprefix("import ") for name in BROUGHT[bringer]} <= set(found)
 
 
 def test_running_a_bench_by_name_calls_it(monkeypatch: pytest.MonkeyPatch):
