@@ -47,23 +47,24 @@ class NodeCache:
         root = _root()
         return cls(root, _limit(root))
 
-    def fetch(self, uri: str, sha256: str, size: int) -> Path:
+    def fetch(self, uri: str, sha256: str, size: int, remedy: str = "write it again") -> Path:
         """A local copy of a remote file; open it at once, others may need its room later.
 
         Args:
             uri: where to get it if it is not here.
             sha256: of its content, in hex.
             size: of its content, in bytes.
+            remedy: what makes it anew, should it not be what it should.
         """
         if not re.fullmatch("[0-9a-f]{64}", sha256):
-            raise BadData(f"{uri}: '{sha256}' is not a SHA-256 in hex; write the data set again")
+            raise BadData(f"{uri}: '{sha256}' is not a SHA-256 in hex; {remedy}")
         entry = self.root / sha256
         if not _holds(entry, size):
             with writable(self.root), self._locked(sha256):
                 if not _holds(entry, size):  # else another process has fetched it while this one waited
                     shutil.rmtree(self.root / "partial" / sha256, ignore_errors=True)
                     self._make_room(size)
-                    self._download(uri, entry, size)
+                    self._download(uri, entry, size, remedy)
         return entry
 
     @contextlib.contextmanager
@@ -93,7 +94,7 @@ class NodeCache:
                 "on another one"
             )
 
-    def _download(self, uri: str, entry: Path, size: int) -> None:
+    def _download(self, uri: str, entry: Path, size: int, remedy: str) -> None:
         """Fetch and verify a file; a second time if the first copy is not what it should be."""
         copy = self.root / "partial" / entry.name / "copy"
         found = ""
@@ -108,7 +109,7 @@ class NodeCache:
         finally:
             shutil.rmtree(copy.parent, ignore_errors=True)
         expected = f"{size:,} bytes with SHA-256 {entry.name[:12]}…"
-        raise BadData(f"{uri}: has {found}, its data set says {expected}; write the data set again")
+        raise BadData(f"{uri}: has {found}, expected {expected}; {remedy}")
 
 
 def _holds(entry: Path, size: int) -> bool:

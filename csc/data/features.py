@@ -41,6 +41,7 @@ __all__ = [
 ]
 
 CARD, WEIGHTS = "features.json", "backbone.safetensors"
+REMEDY = "remove the folder and embed again"
 BATCH_ROWS = 64  # rows of a record batch; a row is found by division
 Maps = np.ndarray[tuple[int, ...], np.dtype[np.float16]]
 
@@ -99,14 +100,14 @@ def read_features(place: str) -> FeatureCard:
         lists = {name: tuple(content[name]) for name in ("shape", "mean", "std")}
         return FeatureCard(**(content | lists))
     except (KeyError, TypeError) as error:
-        raise BadData(f"{card}: not a card of feature maps ({error}); remove the folder and embed again") from None
+        raise BadData(f"{card}: not a card of feature maps ({error}); {REMEDY}") from None
 
 
 def backbone_weights(place: str) -> Path:
     """The file of the weights that the maps were made with, on this machine."""
     file, facts = join(place, WEIGHTS), read_features(place).backbone
     if is_remote(file):
-        return NodeCache.of_this_node().fetch(file, str(facts["sha256"]), int(facts["bytes"]))
+        return NodeCache.of_this_node().fetch(file, str(facts["sha256"]), int(facts["bytes"]), REMEDY)
     return local_path(file)
 
 
@@ -147,7 +148,7 @@ class FeatureShards:
     def __init__(self, place: str, view: int, shape: tuple[int, int, int]) -> None:
         channels, height, width = shape
         self.shape = (height, width, channels)
-        self._files = ShardFiles(view_place(place, view), "map", "remove the folder and embed again")
+        self._files = ShardFiles(view_place(place, view), "map", REMEDY)
         self._arrays: dict[int, list[Maps]] = {}
 
     def map(self, shard: int, row: int) -> Maps:

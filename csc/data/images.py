@@ -72,7 +72,7 @@ class ShardFiles:
             raise BadData(f"{index}: no bytes and sha256 of shard {shard}; {self._remedy}") from None
         if not self._maps:
             self._warn()
-        return self._cache.fetch(self.where(shard), sha256, size)
+        return self._cache.fetch(self.where(shard), sha256, size, self._remedy)
 
     def _warn(self) -> None:
         """Say so when the cache cannot hold all files: shuffled reading would fetch them again and again."""

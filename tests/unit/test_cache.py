@@ -322,8 +322,8 @@ def test_a_file_that_makes_room_before_it_is_mapped_is_fetched_again(
 ):
     fetch = NodeCache.fetch
 
-    def dropped_once(self: NodeCache, uri: str, sha256: str, size: int) -> Path:
-        path = fetch(self, uri, sha256, size)
+    def dropped_once(self: NodeCache, *wanted: Any) -> Path:
+        path = fetch(self, *wanted)
         if len(shop.downloads()) == 1:
             path.unlink()
         return path
@@ -356,3 +356,5 @@ def test_feature_maps_whose_files_made_room_leave_the_disk(shop: Shop, tmp_path:
     held_by_us = {line.split()[5] for line in Path("/proc/self/maps").read_text().splitlines() if "(deleted)" in line}
     assert len([path for path in held_by_us if path.startswith(str(tmp_path))]) <= 1  # until the next miss
     assert refusal(lambda: maps.map(4, 0)).endswith("no bytes and sha256 of shard 4; remove the folder and embed again")
+    (shop.folder / "00002.arrow").write_bytes(b"spoilt")
+    assert refusal(lambda: maps.map(2, 0)).endswith("remove the folder and embed again")
