@@ -18,10 +18,12 @@ plain operations on the CPU. Names in the state dict stay as they were.
 Order. `whole` puts the rows back in the order of the batch, so sums run as in one process.
 
 `run` starts processes on this machine. torchrun or the Kubeflow Trainer may as well have started them: what counts is
-RANK and WORLD_SIZE in the environment. Each process executes `python -m csc.distributed MODULE:FUNCTION FILE`.
+RANK and WORLD_SIZE in the environment. Each process executes `python -m csc.distributed MODULE:FUNCTION FILE`
+and ends when the one that started it does.
 """
 
 import contextlib
+import ctypes
 import importlib
 import logging
 import os
@@ -53,6 +55,8 @@ __all__ = ["Group", "alone", "group", "processes_for", "raise_error", "run", "st
 PATIENCE = timedelta(minutes=30)  # how long a rank waits for the others, who may be fetching data
 GRACE_SECONDS = 20
 LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
+STOPS = (signal.SIGTERM, signal.SIGHUP)  # what ends the launcher and its ranks; SIGINT does so as KeyboardInterrupt
+PR_SET_PDEATHSIG = 1  # of Linux's sys/prctl.h
 T = TypeVar("T")
 
 
@@ -267,7 +271,8 @@ def _normalise_together(module: nn.Module) -> None:
 def run(function: Callable[..., T], arguments: Mapping[str, Any], processes: int) -> T:
     """Run a function of a module in several processes of this machine and return what it returns on rank 0.
 
-    Output of the processes goes where ours goes. If one ends with a CscError, so does this; the others are stopped.
+    Output of the processes goes where ours goes. If one ends with a CscError, so does this; the others are stopped. All
+    of them end with this process, however it ends: the next try must not meet them.
 
     Args:
         function: found again by its name, so it must be at the top of a module.
@@ -291,11 +296,11 @@ def run(function: Callable[..., T], arguments: Mapping[str, Any], processes: int
             rdzv_endpoint="127.0.0.1:0",
             local_addr="127.0.0.1",
             max_restarts=0,
-            signals_to_handle="SIGTERM",
+            signals_to_handle=",".join(number.name for number in _heard()),
             logs_specs=DefaultLogsSpecs(log_dir=folder),
         )
         try:
-            elastic_launch(place, sys.executable)("-m", __name__, target_of(function), str(file))
+            elastic_launch(place, sys.executable)("-m", __name__, target_of(function), str(file), str(os.getpid()))
         except ChildFailedError as failed:
             raise_error(file)
             rank, failure = failed.get_first_failure()
@@ -310,10 +315,10 @@ def run(function: Callable[..., T], arguments: Mapping[str, Any], processes: int
 
 @contextlib.contextmanager
 def _torchrun_quiet() -> Iterator[None]:
-    """Keep to ourselves what torch warns of and its launcher says of a failure; give back the signal it listens to."""
+    """Keep to ourselves what torch warns of and its launcher says of a failure; give back the signals it listens to."""
     logger = logging.getLogger("torch.distributed.elastic")
     nobody = logging.NullHandler()
-    before, handler = logger.propagate, signal.getsignal(signal.SIGTERM)
+    before, handlers = logger.propagate, {number: signal.getsignal(number) for number in STOPS}
     logger.addHandler(nobody)
     logger.propagate = False
     level = os.environ.get(LOG_LEVEL)
@@ -326,7 +331,13 @@ def _torchrun_quiet() -> Iterator[None]:
         if level is None:
             del os.environ[LOG_LEVEL]
         with contextlib.suppress(ValueError):  # not the main thread, where no handler was set either
-            signal.signal(signal.SIGTERM, handler)
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+
+def _heard() -> list[signal.Signals]:
+    """The signals that stop us; not those that whoever started us has us ignore, as nohup does."""
+    return [number for number in STOPS if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def target_of(function: Callable[..., Any]) -> str:
@@ -343,8 +354,26 @@ def raise_error(file: Path) -> None:
         raise kind(content["message"])
 
 
-def main(target: str, file: Path) -> int:
-    """Be one of the processes: call the function with the arguments in the file; result or error go beside it."""
+def _end_with_parent(launcher: int | None) -> None:
+    """Have the kernel end this process when its parent dies, even if that is killed; only Linux can.
+
+    Ranks are sessions of their own, so that nothing else would tell them.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if launcher is not None and os.getppid() != launcher:  # it died while torch was imported here
+        sys.exit(1)
+
+
+def main(target: str, file: Path, launcher: int | None = None) -> int:
+    """Be one of the processes: call the function with the arguments in the file; result or error go beside it.
+
+    Args:
+        target: from `target_of`.
+        file: the arguments, as JSON.
+        launcher: process that `run` was called in; of torchrun, which may have any number and be process 1, not known.
+    """
+    _end_with_parent(launcher)
     module, _, name = target.partition(":")
     function = getattr(importlib.import_module(module), name)
     try:
@@ -362,4 +391,4 @@ def main(target: str, file: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], Path(sys.argv[2])))
+    sys.exit(main(sys.argv[1], Path(sys.argv[2]), *map(int, sys.argv[3:])))

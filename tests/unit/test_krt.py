@@ -256,6 +256,16 @@ def test_an_expectation_that_cannot_be_met_is_told_in_one_line(capsys: pytest.Ca
     assert capsys.readouterr().out.count("\n") == 1
 
 
+def test_of_several_processes_only_the_first_tells_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    for rank, lines in ((0, 1), (1, 0)):
+        monkeypatch.setattr("torch.distributed.get_rank", lambda rank=rank: rank)
+        KRT(resolve("coco", {"method": "krt"})).begin(Lesson(prior=object(), logits=torch.full((10, 40), 9.0)))
+        assert capsys.readouterr().out.count("\n") == lines
+
+
 def test_the_base_task_has_no_threshold_to_look_for():
     method = KRT(resolve("voc", {"method": "krt"}))
     method.begin(Lesson(prior=None))

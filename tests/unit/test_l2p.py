@@ -51,6 +51,13 @@ def test_in_training_the_batch_votes_for_the_prompts_of_all():
     assert backbone.choose(cosines).tolist() == [[1, 4]] * BATCH
 
 
+def test_votes_are_counted_prompt_by_prompt():
+    backbone, cosines = prompted().train(), torch.rand(50, POOL, generator=torch.Generator().manual_seed(3))
+    votes = cosines.topk(CHOSEN, dim=1).indices.flatten().bincount(minlength=POOL)
+    winners = votes.argsort(descending=True, stable=True)[:CHOSEN]
+    assert backbone.choose(cosines).tolist() == [winners.tolist()] * 50
+
+
 def test_the_vote_is_that_of_the_batch_of_all_processes(monkeypatch: pytest.MonkeyPatch):
     others = torch.tensor([0, 0, 5, 0, 0, 4])
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)

@@ -1,9 +1,12 @@
 """Several processes train and score as one would: same losses, same weights, every image once."""
 
+import contextlib
 import dataclasses
 import os
 import signal
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,7 @@ from torch import Tensor, nn
 from csc.config import resolve
 from csc.data.loading import order
 from csc.data.partial import View, read_view, write_view
-from csc.distributed import Group, group, processes_for, raise_error, run, started, together
+from csc.distributed import Group, _heard, group, processes_for, raise_error, run, started, together
 from csc.errors import BadConfig, BadData
 from csc.memory import Memory, read_memory, update, write_memory
 from csc.methods.losses import asymmetric_loss, binary_cross_entropy, max_entropy
@@ -40,6 +43,7 @@ CASES: dict[str, dict[str, Any]] = {
     "accumulated batches": {"rows": 8, "batch": 3, "accumulate": 2},
     "channels last and unused parameters": {"rows": 6, "batch": 4, "channels_last": True, "unused": True},
     "a frozen backbone": {"rows": 7, "batch": 4, "frozen": True},
+    "clipped gradients": {"rows": 7, "batch": 4, "clip": 0.1},
 }
 
 
@@ -66,6 +70,7 @@ def train(
     channels_last: bool = False,
     unused: bool = False,
     frozen: bool = False,
+    clip: float = 0.0,
 ) -> dict[str, Any]:
     """Two epochs in double precision, with a loss of a mean, a sum and a penalty; return losses and final state."""
     network, (images, targets) = tiny_network(backbone), some_data(rows)
@@ -92,6 +97,8 @@ def train(
                 (loss / accumulate).backward()
             losses.append(loss.item())
             if last:
+                if clip:
+                    assert nn.utils.clip_grad_norm_(network.parameters(), clip) > clip
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
     return {"losses": losses, "state": {name: value.clone() for name, value in network.state_dict().items()}}
@@ -166,14 +173,14 @@ class Stopped(Exception):
     """A trainer that did not come to its end."""
 
 
-def second_task(folder: str, stop_after: int = -1, method: str = "csc") -> dict[str, Any]:
+def second_task(folder: str, stop_after: int = -1, method: str = "csc", more: Sequence[str] = ()) -> dict[str, Any]:
     """Train the second task with the first's model as teacher, on what the checkpoint has left; score the result."""
 
     def stop(epoch: int, log: EpochLog) -> None:
         if epoch == stop_after:
             raise Stopped
 
-    config, view = settings(*OVERRIDES, f"method={method}"), read_view(str(Path(folder) / "view.parquet"))
+    config, view = settings(*OVERRIDES, f"method={method}", *more), read_view(str(Path(folder) / "view.parquet"))
     kept = Path(folder) / "memory.parquet"
     memory = read_memory(kept) if kept.is_file() else None
     with group() as together_with:
@@ -184,21 +191,27 @@ def second_task(folder: str, stop_after: int = -1, method: str = "csc") -> dict[
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stop_after", [-1, 0], ids=["from the start", "from a checkpoint"])
-def test_the_trainer_learns_the_same_in_two_processes(views: dict[int, View], tmp_path: Path, stop_after: int):
+@pytest.mark.parametrize(
+    ("stop_after", "more", "tolerance"),
+    [(-1, (), 1e-4), (0, (), 1e-4), (-1, ("train.amp=bf16", "train.clip=0.05"), 2e-2)],
+    ids=["from the start", "from a checkpoint", "in bfloat16, with clipped gradients"],
+)
+def test_the_trainer_learns_the_same_in_two_processes(
+    views: dict[int, View], tmp_path: Path, stop_after: int, more: tuple[str, ...], tolerance: float
+):
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         write_view(views[2], tmp_path / name / "view.parquet")
     if stop_after >= 0:
         with pytest.raises(Stopped):
             second_task(str(tmp_path / "two"), stop_after)
-    one = second_task(str(tmp_path / "one"))
-    two = run(second_task, {"folder": str(tmp_path / "two")}, 2)
+    one = second_task(str(tmp_path / "one"), more=more)
+    two = run(second_task, {"folder": str(tmp_path / "two"), "more": more}, 2)
     assert [epoch.keys() for epoch in two["log"]] == [{"ce", "kd", "H", "loss"}] * 2
     for mine, alone in zip(two["log"], one["log"], strict=True):
-        assert mine == pytest.approx(alone, rel=1e-4)
+        assert mine == pytest.approx(alone, rel=tolerance)
     # Scores, not weights: Adam makes whole steps of gradients that are rounding errors, on weights without effect.
-    torch.testing.assert_close(torch.tensor(two["scores"]), torch.tensor(one["scores"]), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(torch.tensor(two["scores"]), torch.tensor(one["scores"]), atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.slow
@@ -356,6 +369,82 @@ def test_an_error_of_one_process_is_the_error_of_all(capfd: pytest.CaptureFixtur
 def test_a_crash_of_one_process_is_told_by_its_number(how: str, end: str):
     with pytest.raises(RuntimeError, match=f"^dies_in_one: process 2 of 2 ended {end}"):
         run(dies_in_one, {"how": how}, 2)
+
+
+RANK = """
+import os, time
+
+def wait():
+    print(os.getpid(), flush=True)
+    time.sleep(300)
+"""
+LAUNCHER = """
+import signal
+from csc.distributed import run
+from rank import wait
+
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whatever the tests were told to ignore
+signal.signal(signal.SIGINT, signal.default_int_handler)
+run(wait, {}, 2)
+"""
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """A process that waits for two others, and their numbers; its temporary files are in `temp`."""
+    (tmp_path / "rank.py").write_text(RANK)
+    (tmp_path / "temp").mkdir()
+    place = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "TMPDIR": str(tmp_path / "temp")}
+    with subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER], env={**os.environ, **place}, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        ranks = [int(process.stdout.readline()) for _ in range(2)]
+        yield process, ranks
+        for number in (process.pid, *ranks):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [
+        (signal.SIGKILL, -signal.SIGKILL),
+        (signal.SIGHUP, 128 + signal.SIGHUP),
+        (signal.SIGTERM, 128 + signal.SIGTERM),
+        (signal.SIGINT, -signal.SIGINT),  # python's own end after KeyboardInterrupt
+    ],
+    ids=["SIGKILL", "SIGHUP", "SIGTERM", "SIGINT"],
+)
+def test_ranks_end_with_their_launcher(
+    launcher: tuple[subprocess.Popen[str], list[int]], tmp_path: Path, how: signal.Signals, code: int
+):
+    process, _ = launcher
+    process.send_signal(how)
+    process.communicate(timeout=10)  # until the last one that could write to its output is gone
+    assert process.returncode == code
+    assert how == signal.SIGKILL or list((tmp_path / "temp").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_rank_whose_launcher_is_already_gone_does_nothing(tmp_path: Path):
+    (tmp_path / "arguments.json").write_text("{}")
+    command = [sys.executable, "-m", "csc.distributed", "os:getpid", str(tmp_path / "arguments.json")]
+    for launcher, ends in ((os.getpid(), (0, True)), (os.getppid(), (1, False))):
+        ended = subprocess.run([*command, str(launcher)], check=False)
+        assert (ended.returncode, (tmp_path / "result.json").is_file()) == ends
+        (tmp_path / "result.json").unlink(missing_ok=True)
+
+
+def test_a_hangup_that_nohup_holds_off_does_not_stop_the_ranks():
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        assert _heard() == [signal.SIGTERM, signal.SIGHUP]
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        assert _heard() == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_an_error_that_nobody_left_is_not_raised(tmp_path: Path):
