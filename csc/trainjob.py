@@ -11,8 +11,9 @@ secrets and user (with all of the security context) are those of the step's own 
 placement are those of its task, which the pipeline passes on. Secrets go by reference, never by value.
 
 The job's name says which run and task it is, and from which model. A step that is tried again finds the job of the try
-before: it waits for one that runs, and replaces one that failed, which then goes on from its checkpoint. A finished job
-is deleted; a failed one is left for its logs to be read, until the next try. Needs Kubeflow Trainer 2.2 or later.
+before: it waits for one that runs, and replaces one that failed, which then goes on from its checkpoint; one that is
+being deleted it lets go first. A finished job is deleted; a failed one is left for its logs to be read, until the next
+try. An API server that does not answer for a while is asked again. Needs Kubeflow Trainer 2.2 or later.
 """
 
 import contextlib
@@ -42,7 +43,7 @@ INPUTS = ("split", "train_view", "prior")
 PLUGIN = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_ID", "MLFLOW_RUN_ID", "MLFLOW_WORKSPACE")
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 POLL_SECONDS = 10.0
-PATIENCE = 30  # looks in a row that may see nothing
+PATIENCE = 30  # looks in a row that may be in vain
 Pod = Mapping[str, Any]  # fields of kfp's TaskConfig: resources, env, volumes, volume_mounts, node_selector, …
 
 
@@ -61,7 +62,6 @@ def train_on_nodes(
     key: str,
     pod: Pod,
     cluster: "Cluster | None" = None,
-    pause: Callable[[float], None] = time.sleep,
 ) -> None:
     """Run the train step with these arguments as a TrainJob and wait for its model.
 
@@ -72,12 +72,11 @@ def train_on_nodes(
         key: identifies the run and the model that it continues; two tries of one task have the same.
         pod: what the pipeline says of the step's pod, by the names of kfp's TaskConfig; nothing outside a cluster.
         cluster: where the job runs; the cluster that this pod is part of if not given.
-        pause: waits between two looks at the job.
     """
     cluster = cluster or Cluster.here(settings.nodes)
     name = job_name(key, task)
     folder = _shared_place(arguments["checkpoints"], pod, settings.nodes) / name
-    job = _Job(cluster, name, folder, f"task {task.index}/{task.total} · job {name}", pause)
+    job = _Job(cluster, name, folder, f"task {task.index}/{task.total} · job {name}")
     with job.ended_with_us():
         if not job.found():
             stage(arguments, folder)
@@ -221,9 +220,7 @@ class _Job:
     name: str
     folder: Path
     title: str
-    pause: Callable[[float], None]
     shown: str = ""
-    missed: int = 0  # looks in a row that the cluster did not answer
 
     def say(self, text: str) -> None:
         """Print a state, unless it was the last one printed."""
@@ -237,14 +234,26 @@ class _Job:
         if job is None:
             return False
         state = _state(job)
-        if not state.failed and ((self.folder / "model").is_dir() or not state.complete):
+        if job["metadata"].get("deletionTimestamp"):  # it is there until its pods are gone, and says what it said
+            self.say("being deleted since an earlier try; starting again")
+        elif state.failed or (state.complete and not (self.folder / "model").is_dir()):
+            self.say(f"{state.text}; starting again")
+            self.cluster.delete(self.name)
+        else:
             self.say("found from an earlier try")
             return True
-        self.say(f"{state.text}; starting again")
-        self.cluster.delete(self.name)
-        while self.cluster.get(self.name) is not None:
-            self.pause(POLL_SECONDS)
+        self._let_go()
         return False
+
+    def _let_go(self) -> None:
+        """Wait until a job that is being deleted is gone, and its name is free."""
+        for _ in range(PATIENCE):
+            if self.cluster.get(self.name) is None:
+                return
+            self.cluster.pause(POLL_SECONDS)
+        raise ClusterError(
+            f"job {self.name}: is being deleted and does not go; see what keeps its pods, then try again"
+        )
 
     def start(self, manifest: Mapping[str, Any]) -> None:
         """Create the job."""
@@ -258,7 +267,7 @@ class _Job:
             if state.failed:
                 logs = f"kubectl logs -n {self.cluster.namespace} -l jobset.sigs.k8s.io/jobset-name={self.name}"
                 raise ClusterError(f"job {self.name}: {state.text}; its logs: {logs}")
-            self.pause(POLL_SECONDS)
+            self.cluster.pause(POLL_SECONDS)
 
     def model(self) -> Path:
         """The folder that a finished job has written; a shared volume may take a moment to show it."""
@@ -266,21 +275,14 @@ class _Job:
         for _ in range(PATIENCE):
             if folder.is_dir():
                 return folder
-            self.pause(POLL_SECONDS)
+            self.cluster.pause(POLL_SECONDS)
         raise ClusterError(f"job {self.name}: its model is not in {folder}; the nodes must share that volume")
 
     def _look(self) -> _State:
         self._pass_on_refusal()
-        try:
-            job = self.cluster.get(self.name)
-        except Unanswered:
-            self.missed += 1
-            if self.missed > PATIENCE:
-                raise
-            return _State("the cluster does not answer")
+        job = self.cluster.get(self.name)
         if job is None:
             raise ClusterError(f"job {self.name}: somebody deleted it; try the step again")
-        self.missed = 0
         state = _state(job)
         self.say(state.text)
         return state
@@ -317,11 +319,15 @@ class _Job:
 
 @dataclass(frozen=True)
 class Cluster:
-    """The Kubernetes API in the step's namespace, as far as its service account may use it."""
+    """The Kubernetes API in the step's namespace, as far as its service account may use it.
+
+    Every call may be repeated: it reads, or names the one job that it makes or deletes.
+    """
 
     objects: Any  # kubernetes.client.CustomObjectsApi
     pods: Any  # kubernetes.client.CoreV1Api
     namespace: str
+    pause: Callable[[float], None] = time.sleep
 
     @classmethod
     def here(cls, nodes: int) -> "Cluster":
@@ -361,6 +367,14 @@ class Cluster:
         self._ask(f"delete TrainJob {name}", call, name=name, propagation_policy="Foreground", nothing=404, **API)
 
     def _ask(self, what: str, call: Callable[..., Any], *names: str, nothing: int = 0, **options: Any) -> Any:
+        """The API's answer, which may take a while; none if it has the status `nothing`."""
+        for _ in range(PATIENCE):
+            with contextlib.suppress(Unanswered):
+                return self._ask_once(what, call, *names, nothing=nothing, **options)
+            self.pause(POLL_SECONDS)
+        return self._ask_once(what, call, *names, nothing=nothing, **options)
+
+    def _ask_once(self, what: str, call: Callable[..., Any], *names: str, nothing: int, **options: Any) -> Any:
         """The API's answer, or none if it has the status `nothing`; any other refusal in one line."""
         from kubernetes.client import ApiException
         from urllib3.exceptions import HTTPError

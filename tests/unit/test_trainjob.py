@@ -228,7 +228,11 @@ def api_error(status: int, message: str = "") -> Exception:
 
 @dataclass
 class FakeApi:
-    """Both APIs of a cluster; a started job goes through the given states, one with every look at it."""
+    """Both APIs of a cluster; a started job goes through the given states, one with every look at it.
+
+    A call raises what `refuses` has for it, or the next of its `hiccups`. A deleted job is seen until it was waited for
+    as often as `lingers` says.
+    """
 
     shared: Path
     name: str = NAME
@@ -236,27 +240,37 @@ class FakeApi:
     jobs: dict[str, Any] = field(default_factory=dict)
     calls: list[str] = field(default_factory=list)
     refuses: dict[str, Exception] = field(default_factory=dict)
+    hiccups: dict[str, list[Exception]] = field(default_factory=dict)
+    lingers: int = 0
     pauses: int = 0
 
     @property
     def cluster(self) -> Cluster:
-        return Cluster(self, self, "team")
+        return Cluster(self, self, "team", self.pause)
 
     def pause(self, seconds: float) -> None:
         self.pauses += 1
+        self.lingers -= 1
+        if self.lingers <= 0:
+            self.jobs = {name: job for name, job in self.jobs.items() if "deletionTimestamp" not in job["metadata"]}
 
     def _called(self, name: str, options: dict[str, Any]) -> None:
-        self.calls.append(name)
         expected = {"group": "trainer.kubeflow.org", "version": "v1alpha1", "plural": "trainjobs", "namespace": "team"}
         assert expected.items() <= options.items()
+        self._answer(name)
+
+    def _answer(self, name: str) -> None:
+        self.calls.append(name)
         if name in self.refuses:
             raise self.refuses[name]
+        if self.hiccups.get(name):
+            raise self.hiccups[name].pop(0)
 
     def get_namespaced_custom_object(self, *, name: str, **options: Any) -> Any:
         self._called("get", options)
         if name not in self.jobs:
             raise api_error(404, "not found")
-        if self.states:
+        if self.states and "deletionTimestamp" not in self.jobs[name]["metadata"]:
             state = self.states.pop(0)
             if isinstance(state, Exception):
                 raise state
@@ -265,17 +279,24 @@ class FakeApi:
 
     def create_namespaced_custom_object(self, *, body: Any, **options: Any) -> Any:
         assert (self.shared / "checkpoints" / self.name / "arguments.json").is_file()
-        self.jobs[body["metadata"]["name"]] = copy.deepcopy(body)  # by whomever
+        name = body["metadata"]["name"]
+        exists = name in self.jobs
+        self.jobs.setdefault(name, copy.deepcopy(body))  # by whomever
         self._called("create", options)
+        if exists:
+            raise api_error(409, "exists")
 
     def delete_namespaced_custom_object(self, *, name: str, **options: Any) -> Any:
         self._called("delete", options)
-        if self.jobs.pop(name, None) is None:
+        if name not in self.jobs:
             raise api_error(404, "not found")
+        if self.lingers > 0:
+            self.jobs[name]["metadata"]["deletionTimestamp"] = "2026-11-20T10:00:00Z"
+        else:
+            del self.jobs[name]
 
     def read_namespaced_pod(self, name: str, *, namespace: str, _preload_content: bool) -> Any:
-        if "pod" in self.refuses:
-            raise self.refuses["pod"]
+        self._answer("pod")
         return SimpleNamespace(data=json.dumps({"spec": OWN_POD}))
 
 
@@ -296,7 +317,7 @@ def api(shared: Path) -> FakeApi:
 @pytest.fixture
 def launch(api: FakeApi, arguments: dict[str, str], shared: Path) -> Callable[[], None]:
     """Run the step on the fake cluster."""
-    return lambda: train_on_nodes(arguments, Train(nodes=2), TASK, KEY, pod(shared), api.cluster, api.pause)
+    return lambda: train_on_nodes(arguments, Train(nodes=2), TASK, KEY, pod(shared), api.cluster)
 
 
 @pytest.fixture
@@ -371,10 +392,46 @@ def test_a_job_that_came_to_nothing_is_replaced(
     assert "; starting again" in capsys.readouterr().out
 
 
+def refused_by_a_node(shared: Path) -> dict[str, Any]:
+    error = {"kind": "BadData", "message": "train.parquet: broken"}
+    (shared / "checkpoints" / NAME / "error.json").write_text(json.dumps(error))
+    return node(ready=1)
+
+
+def told_to_stop(shared: Path) -> dict[str, Any]:
+    signal.raise_signal(signal.SIGTERM)
+    return {}
+
+
+@pytest.mark.parametrize(("end", "error"), [(refused_by_a_node, BadData), (told_to_stop, SystemExit)])
+def test_a_job_that_is_being_deleted_is_let_go_and_replaced(
+    api: FakeApi, launch: Any, trained: Any, shared: Path, end: Any, error: Any, capsys: pytest.CaptureFixture[str]
+):
+    api.states = [node(ready=1), lambda: end(shared), node(ready=1)]
+    api.lingers = 5
+    with pytest.raises(error):
+        launch()
+    assert "deletionTimestamp" in api.jobs[NAME]["metadata"]
+    api.states = [node(ready=1), trained]
+    launch()
+    assert api.calls.count("create") == 2
+    assert "being deleted since an earlier try; starting again" in capsys.readouterr().out
+    assert api.jobs == {}
+
+
+def test_a_job_that_never_goes_is_an_error(api: FakeApi, launch: Any):
+    api.states, api.lingers = [lambda: told_to_stop(api.shared)], 10 * PATIENCE
+    with pytest.raises(SystemExit):
+        launch()
+    with pytest.raises(ClusterError, match=f"^job {NAME}: is being deleted and does not go; see what keeps its pods"):
+        launch()
+    assert PATIENCE <= api.pauses < 2 * PATIENCE
+
+
 def test_a_job_that_somebody_created_meanwhile_is_waited_for(api: FakeApi, launch: Any, trained: Any):
     api.states, api.refuses = [trained], {"create": api_error(409, "exists")}
     launch()
-    assert api.calls == ["get", "create", "get", "delete"]
+    assert api.calls == ["get", "pod", "create", "get", "delete"]
 
 
 def test_a_failed_job_ends_the_step_in_one_line_and_stays_for_its_logs(
@@ -392,12 +449,7 @@ def test_a_failed_job_ends_the_step_in_one_line_and_stays_for_its_logs(
 
 
 def test_what_a_node_refuses_the_step_refuses_and_the_job_is_not_tried_again(api: FakeApi, launch: Any, shared: Path):
-    def refused() -> dict[str, Any]:
-        error = {"kind": "BadData", "message": "train.parquet: broken"}
-        (shared / "checkpoints" / NAME / "error.json").write_text(json.dumps(error))
-        return node(ready=1)
-
-    api.states = [refused]
+    api.states = [lambda: refused_by_a_node(shared)]
     with pytest.raises(BadData, match=r"^train\.parquet: broken$"):
         launch()
     assert api.jobs == {}
@@ -412,11 +464,7 @@ def test_an_old_refusal_does_not_count_for_a_new_try(api: FakeApi, launch: Any, 
 
 
 def test_a_step_that_is_told_to_stop_takes_its_job_along(api: FakeApi, launch: Any):
-    def told() -> dict[str, Any]:
-        signal.raise_signal(signal.SIGTERM)
-        return {}
-
-    api.states = [node(ready=1), told]
+    api.states = [node(ready=1), lambda: told_to_stop(api.shared)]
     with pytest.raises(SystemExit) as end:
         launch()
     assert end.value.code == 128 + signal.SIGTERM
@@ -427,6 +475,16 @@ def test_a_cluster_that_does_not_answer_for_a_while_is_waited_for(api: FakeApi, 
     api.states = [node(ready=1), api_error(500), api_error(429), api_error(0), node(ready=1), trained]
     launch()
     assert api.jobs == {}
+
+
+@pytest.mark.parametrize("call", ["get", "pod", "create", "delete"])
+def test_no_call_is_lost_by_an_answer_that_does_not_come(api: FakeApi, launch: Any, trained: Any, call: str):
+    from urllib3.exceptions import HTTPError
+
+    api.states, api.hiccups = [node(ready=1), trained], {call: [api_error(503), HTTPError("reset by peer")]}
+    launch()
+    assert api.jobs == {}
+    assert (api.calls.count(call), api.pauses) == (5 if call == "get" else 3, 3)
 
 
 def test_a_cluster_that_never_answers_again_is_an_error(api: FakeApi, launch: Any):
@@ -482,7 +540,7 @@ def test_a_place_that_the_nodes_cannot_see_is_refused(
 ):
     wrong = arguments | {"checkpoints": place.format(shared=shared)}
     with pytest.raises(BadConfig, match=r"^train\.nodes=2: needs 'checkpoints' on a volume") as caught:
-        train_on_nodes(wrong, Train(nodes=2), TASK, KEY, pod(shared, **changes), api.cluster, api.pause)
+        train_on_nodes(wrong, Train(nodes=2), TASK, KEY, pod(shared, **changes), api.cluster)
     assert text in str(caught.value)
     assert api.calls == []
 
@@ -575,7 +633,7 @@ def test_the_nodes_of_a_job_train_the_model_that_one_process_would(inputs: dict[
     learn(**own)
     shared_volume = pod(shared, env=[{"name": "OMP_NUM_THREADS", "value": "1"}], resources=None)
     nodes = Nodes(shared, name=job_name(KEY, task))
-    train_on_nodes(inputs, Train(nodes=2), task, KEY, shared_volume, nodes.cluster, nodes.pause)
+    train_on_nodes(inputs, Train(nodes=2), task, KEY, shared_volume, nodes.cluster)
     one, many = (json.loads((Path(made["out"]) / "training.json").read_text()) for made in (own, inputs))
     assert many["epochs"][0]["loss"] == pytest.approx(one["epochs"][0]["loss"], rel=1e-5)
     assert (Path(inputs["out"]) / "model.safetensors").is_file()
@@ -588,9 +646,7 @@ def test_a_node_that_refuses_its_input_ends_the_step_with_the_same_line(inputs: 
     task = Task(1, 2, (), ())
     nodes = Nodes(shared, name=job_name(KEY, task))
     with pytest.raises(BadData) as caught:
-        train_on_nodes(
-            inputs, Train(nodes=2), task, KEY, pod(shared, env=[], resources=None), nodes.cluster, nodes.pause
-        )
+        train_on_nodes(inputs, Train(nodes=2), task, KEY, pod(shared, env=[], resources=None), nodes.cluster)
     assert "train_view" in str(caught.value)
     assert nodes.jobs == {}
     assert not Path(inputs["out"]).exists()
