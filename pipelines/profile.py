@@ -211,7 +211,12 @@ _FORMS = {
 }
 _REQUIRED = ("images.cpu", "images.train", "gpu.resource", "storage.volume.path", "retry.wait", "retry.within")
 _AT_LEAST = {"user.uid": 0, "user.gid": 0, "gpu.count": 0, "retry.times": 0, "retry.factor": 1, "study.parallelism": 1}
-_SECRET = re.compile(r"(.*_)?(SECRET|PASSWORD|TOKEN|ACCESS_KEY)(_.*)?(?<!_FILE)(?<!_PATH)", re.IGNORECASE)
+_SECRET = re.compile(
+    r".*(SECRET|PASSWORD|PASSWD|PASSPHRASE|TOKEN|(API|ACCESS|ACCOUNT|PRIVATE|SECRET)_?KEY|CONNECTION_STRING)"
+    r"(_.*)?(?<!_FILE)(?<!_PATH)",
+    re.IGNORECASE,
+)
+_LOGIN = re.compile(r"://[^/\s]*@")  # user and password before the host of an address
 
 
 def _problems(profile: Profile) -> Iterator[tuple[str, str]]:
@@ -239,11 +244,14 @@ def _secret_problems(profile: Profile) -> Iterator[tuple[str, str]]:
         for key, variable in secret.keys.items():
             if not re.fullmatch(_VARIABLE[0], variable):
                 yield f"secrets.{name}.keys.{key}", f"expected {_VARIABLE[1]}, found '{variable}'"
-    for variable in profile.env:
+    elsewhere = "a profile holds no secrets; put it into a Kubernetes secret named under secrets"
+    for variable, value in profile.env.items():
         if not re.fullmatch(_VARIABLE[0], variable):
             yield f"env.{variable}", f"expected {_VARIABLE[1]}"
         if _SECRET.fullmatch(variable):
-            yield f"env.{variable}", "a profile holds no secrets; put it into a Kubernetes secret named under secrets"
+            yield f"env.{variable}", elsewhere
+        if _LOGIN.search(value):
+            yield f"env.{variable}", f"an address with a login in it; {elsewhere}"
 
 
 def _contradictions(profile: Profile) -> Iterator[tuple[str, str]]:

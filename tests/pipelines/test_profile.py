@@ -127,6 +127,12 @@ WRONG = [
     ("env: {AWS_SECRET_ACCESS_KEY: hunter2}", "env.AWS_SECRET_ACCESS_KEY: a profile holds no secrets"),
     ("env: {MLFLOW_TRACKING_PASSWORD: hunter2}", "env.MLFLOW_TRACKING_PASSWORD: a profile holds no secrets"),
     ("env: {HF_TOKEN: hunter2}", "env.HF_TOKEN: a profile holds no secrets"),
+    ("env: {PGPASSWORD: hunter2}", "env.PGPASSWORD: a profile holds no secrets; put it into a Kubernetes secret"),
+    ("env: {WANDB_API_KEY: hunter2}", "env.WANDB_API_KEY: a profile holds no secrets"),
+    ("env: {minio_secretkey: hunter2}", "env.minio_secretkey: a profile holds no secrets"),
+    ("env: {AZURE_STORAGE_CONNECTION_STRING: hunter2}", "env.AZURE_STORAGE_CONNECTION_STRING: a profile holds no"),
+    ("env: {MLFLOW_TRACKING_URI: 'http://anna:hunter2@mlflow'}", "env.MLFLOW_TRACKING_URI: an address with a login in"),
+    ("env: {AWS_ENDPOINT_URL_S3: 'https://anna:hunter2@s3'}", "env.AWS_ENDPOINT_URL_S3: an address with a login in it"),
     ("env: {MLFLOW_TRACKING_URI: 'http://a'}\ntracking: {uri: 'http://b'}", "MLFLOW_TRACKING_URI is set twice"),
     ("env: {A B: c}", "env.A B: expected the name of an environment variable"),
     ("env: {A: 1}", "env.A: expected text, found 1"),
@@ -172,10 +178,18 @@ def test_commands_refuse_before_anything_is_written(words, flags, said, tmp_path
 
 
 @pytest.mark.parametrize(
-    "name", ["TOKENIZERS_PARALLELISM", "AWS_WEB_IDENTITY_TOKEN_FILE", "KF_PIPELINES_SA_TOKEN_PATH"]
+    ("name", "value"),
+    [
+        ("TOKENIZERS_PARALLELISM", "false"),
+        ("AWS_WEB_IDENTITY_TOKEN_FILE", "/some/file"),
+        ("KF_PIPELINES_SA_TOKEN_PATH", "/some/file"),
+        ("GOOGLE_APPLICATION_CREDENTIALS", "/some/file"),
+        ("AWS_ENDPOINT_URL_S3", "http://seaweedfs:9000/some@place"),
+        ("CONTACT", "anna@example.com"),
+    ],
 )
-def test_a_variable_that_only_sounds_like_a_secret_may_be_set(written, name):
-    assert read_profile(written(f"env: {{{name}: '/some/file'}}")).env == {name: "/some/file"}
+def test_a_variable_that_only_looks_like_a_secret_may_be_set(written, name, value):
+    assert read_profile(written(f"env: {{{name}: '{value}'}}")).env == {name: value}
 
 
 def test_the_data_place_is_that_of_the_scenarios_data_set():
