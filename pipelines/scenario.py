@@ -70,10 +70,10 @@ def _task_steps(place, train, origin, scenario, config, checkpoints, features, g
     return registered
 
 
-def _embedded(place, origin, scenario, config, gpus):
+def _embedded(place, origin, scenario, config):
     """Have the feature maps made; the step looks at what is there itself, and is quick when that is everything."""
     step = embed(origin=origin, scenario=scenario, config=config)
-    apply(place, step, heavy=True, gpus=gpus).set_caching_options(False)
+    apply(place, step, heavy=True, gpus=1).set_caching_options(False)  # one process makes them, on one GPU
     return step.output
 
 
@@ -138,7 +138,7 @@ def build_pipeline(
         opened = ingest(scenario=scenario.name, data=data)
         # Always looks at the data itself; what follows is cached by what it finds.
         apply(profile, opened).set_caching_options(False)
-        features = _embedded(profile, opened.output, scenario.name, config, gpus) if resolved.features.views else ""
+        features = _embedded(profile, opened.output, scenario.name, config) if resolved.features.views else ""
         known = {"origin": opened.output, "scenario": scenario.name, "config": config}
         shared = {**known, "checkpoints": checkpoints, "features": features, "gpus": gpus, "tasks": window.total}
         last = None

@@ -109,7 +109,7 @@ def build_study(
         tables = apply(profile, collect(order=order))
         tables.set_caching_options(False)
         with dsl.ExitHandler(tables, name="cells"):
-            maps = _maps_made(turns, profile, gpus)
+            maps = _maps_made(turns, profile)
             for turn, pipeline in zip(turns, alike, strict=True):
                 with dsl.ParallelFor(turn.items, name=turn.scenario.name, parallelism=at_once) as config:
                     run = pipeline(data=turn.place.data, config=config, checkpoints=checkpoints, gpus=gpus)
@@ -118,7 +118,7 @@ def build_study(
     return study_pipeline
 
 
-def _maps_made(turns: Iterable[Loop], profile: Profile, gpus) -> dict[tuple[Any, ...], dsl.PipelineTask]:
+def _maps_made(turns: Iterable[Loop], profile: Profile) -> dict[tuple[Any, ...], dsl.PipelineTask]:
     """One embed step for all cells that share their maps; the one that asks for most views stands for the others."""
     wanted: dict[tuple[Any, ...], Cell] = {}
     for cell in (cell for turn in turns for cell in turn.cells):
@@ -129,7 +129,7 @@ def _maps_made(turns: Iterable[Loop], profile: Profile, gpus) -> dict[tuple[Any,
         opened = apply(profile, ingest(scenario=cell.scenario.name, data=cell.place.data))
         opened.set_caching_options(False)
         step = embed(origin=opened.output, scenario=cell.scenario.name, config=cell.settings)
-        made[key] = apply(profile, step, heavy=True, gpus=gpus).set_caching_options(False)
+        made[key] = apply(profile, step, heavy=True, gpus=1).set_caching_options(False)
     return made
 
 
