@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import signal
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
@@ -27,9 +28,10 @@ __all__ = ["main"]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; bad input ends in one line and exit code 2."""
+    code: int = 128 + signal.SIGPIPE  # unless the work is done when the reader of our output goes away
     try:
         parsed = _parser().parse_args(arguments)
-        code: int = parsed.command.run(parsed)
+        code = parsed.command.run(parsed)
         sys.stdout.flush()
         return code
     except CscError as error:
@@ -37,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except BrokenPipeError:  # the reader of our output went away, for instance `csc … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return code
     except KeyboardInterrupt:
         print("csc: interrupted; the same command takes up the work where it stopped", file=sys.stderr)
         return 130
@@ -83,7 +85,9 @@ def _ingest_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--workers", type=int, metavar="N", help="processes that read images (default: all cores)")
     parser.add_argument(
-        "--skip-bad", action="store_true", help="leave out images with unusable annotations, and say so"
+        "--skip-bad",
+        action="store_true",
+        help="leave out broken images, and of voc2007 those with unusable annotations, and say so (not for digits)",
     )
 
 
@@ -94,7 +98,8 @@ def _ingest(arguments: Namespace) -> int:
     for line in counts_beside_published(dataset):
         print(line)
     if skipped := dataset.source.get("skipped"):
-        print(f"note: left out {len(skipped)} images with unusable annotations, from {skipped[0]} to {skipped[-1]}")
+        names = ", ".join(skipped[:5]) + (" …" if len(skipped) > 5 else "")
+        print(f"note: left out {len(skipped)} images that cannot be used: {names}")
     for line in compare_with_published(dataset):
         print(f"note: {line}")
     print(f"{len(dataset.classes)} classes · fingerprint {dataset.fingerprint[:12]} · {dataset.place}")
@@ -118,16 +123,19 @@ def _ingested(arguments: Namespace) -> "Dataset":
     if kind == "digits":
         if short_side is not None:
             raise BadData("csc ingest digits: --short-side is for photographs; scenes of digits are made in their size")
+        if arguments.skip_bad:
+            raise BadData("csc ingest digits: --skip-bad is for photographs; scenes of digits are never broken")
         return ingest_digits(out, making=making)
     if source is None:
         raise BadData(f"csc ingest {kind}: --source is missing; give the folder or zip with annotations and images")
+    skip_bad = arguments.skip_bad
     if kind == "voc2007":
-        return ingest_voc2007(source, out, skip_bad=arguments.skip_bad, short_side=short_side, making=making)
+        return ingest_voc2007(source, out, skip_bad=skip_bad, short_side=short_side, making=making)
     if kind == "coco2014":
-        return ingest_coco2014(source, out, short_side=short_side, making=making)
+        return ingest_coco2014(source, out, skip_bad=skip_bad, short_side=short_side, making=making)
     if Scenario.parse(f"{arguments.name}-b0c1").dataset != arguments.name:  # no scenario could name the set
         raise BadData(f"--name {arguments.name}: expected small letters")
-    return ingest_coco(source, out, arguments.name, short_side=short_side, making=making)
+    return ingest_coco(source, out, arguments.name, skip_bad=skip_bad, short_side=short_side, making=making)
 
 
 def _scenarios(arguments: Namespace) -> int:

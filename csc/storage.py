@@ -195,7 +195,7 @@ def writable(target: Path) -> Iterator[None]:
 
 def write_json(target: Path, content: Any) -> None:
     """Write `content` as readable JSON, whole or not at all; a number that is not finite is an error."""
-    with atomic_file(target) as aside:
+    with writable(target), atomic_file(target) as aside:
         aside.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
@@ -235,7 +235,11 @@ def write_bytes(place: str | os.PathLike[str], content: bytes) -> None:
 def exists(place: str | os.PathLike[str]) -> bool:
     """Whether there is a file of this name; a bucket that is missing or closed to us is an error."""
     if not is_remote(place):
-        return local_path(place).is_file()
+        path = local_path(place)
+        try:
+            return path.is_file()
+        except OSError as error:  # for instance in a folder that is closed to us
+            raise BadData(f"{path}: not readable ({error.strerror or error})") from None
     try:
         _head(place)
     except _NoSuchFile:

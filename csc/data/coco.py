@@ -9,6 +9,7 @@ An annotation file is decoded straight into the few fields that count; outlines,
 
 import codecs
 import hashlib
+import json
 import os
 import re
 import reprlib
@@ -21,6 +22,7 @@ import msgspec
 
 from csc.data.dataset import Dataset
 from csc.data.shards import Listed, SourceImages
+from csc.data.skipping import without_broken
 from csc.data.source import Source
 from csc.data.writing import ALONE, Making, write_dataset
 from csc.errors import BadData
@@ -107,6 +109,7 @@ def ingest_coco2014(
     source: str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
+    skip_bad: bool = False,
     short_side: int | None = None,
     making: Making = ALONE,
 ) -> Dataset:
@@ -116,6 +119,7 @@ def ingest_coco2014(
         source: folder, zip or `s3://` place with `train2014/`, `val2014/` and
             `annotations/instances_{train,val}2014.json`.
         out: folder or `s3://` prefix of the data set.
+        skip_bad: leave out broken images instead of stopping at the first; the record of the source then names them.
         short_side: scale images down to this short side; the record of the source then says so.
         making: how many processes, and where to print how it goes.
     """
@@ -137,7 +141,7 @@ def ingest_coco2014(
                 "the 80 of COCO 2014",
                 "use 'csc ingest coco' for another set",
             )
-        return _write(train, test, SourceImages(files, short_side), out, "coco", "coco2014", making)
+        return _write(train, test, SourceImages(files, short_side), out, "coco", "coco2014", skip_bad, making)
 
 
 def ingest_coco(
@@ -145,6 +149,7 @@ def ingest_coco(
     out: str | os.PathLike[str],
     name: str,
     *,
+    skip_bad: bool = False,
     short_side: int | None = None,
     making: Making = ALONE,
 ) -> Dataset:
@@ -165,6 +170,7 @@ def ingest_coco(
         source: folder, zip or `s3://` place of the set.
         out: folder or `s3://` prefix of the data set.
         name: of the data set, as scenarios use it.
+        skip_bad: leave out broken images instead of stopping at the first; the record of the source then names them.
         short_side: scale images down to this short side; the record of the source then says so.
         making: how many processes, and where to print how it goes.
     """
@@ -179,7 +185,7 @@ def ingest_coco(
             f"those of {train.file.name}",
             "give both files the same names",
         )
-        return _write(train, test, SourceImages(files, short_side), out, name, "coco", making)
+        return _write(train, test, SourceImages(files, short_side), out, name, "coco", skip_bad, making)
 
 
 def _root(files: Source) -> PurePosixPath:
@@ -187,7 +193,10 @@ def _root(files: Source) -> PurePosixPath:
     for top in (PurePosixPath(), *(PurePosixPath(name) for name in sorted(files.folders()))):
         if "annotations" in files.folders(top):
             return top
-    raise BadData(f"{files.path}: not a COCO layout; expected a folder 'annotations' with the JSON files of the set")
+    raise BadData(
+        f"{files.path}: not a COCO layout; expected a folder 'annotations' with the JSON files of the set"
+        f"{files.still_packed()}"
+    )
 
 
 def _choose(files: Source, folder: PurePosixPath, split: str) -> str:
@@ -220,10 +229,11 @@ def read_split(files: Source, root: PurePosixPath, name: str, split: str) -> Spl
     ordinary, crowded = _classes(tables, where)
     places = _places(files, root, name, tables.images, where)
     listing = []
-    for image in sorted(tables.images, key=lambda image: image.id):
+    for image in tables.images:
         labels, crowds = ordinary[image.id], crowded.get(image.id, set())
         classes = tuple(sorted(labels)), tuple(sorted(crowds - labels))
         listing.append(Listed(f"{split}-{image.id:012d}", split, *classes, places[image.id]))
+    listing.sort()  # by the id as it is written, which is not the order of numbers with more than twelve figures
     return Split(file, sha256, tuple(sorted(category.name for category in tables.categories)), tuple(listing))
 
 
@@ -231,9 +241,10 @@ def _decode(content: bytes, where: str) -> _File:
     """Decode the fields that are read of an annotation file."""
     text = memoryview(content)[len(codecs.BOM_UTF8) :] if content.startswith(codecs.BOM_UTF8) else content
     try:
-        return msgspec.json.decode(text, type=_File)
-    except msgspec.ValidationError as error:
-        raise BadData(f"{where}: {_explained(str(error), text)}") from None
+        try:
+            return msgspec.json.decode(text, type=_File)
+        except msgspec.ValidationError as error:  # raised at once, though what follows may not even be JSON
+            raise BadData(f"{where}: {_explained(str(error), text)}") from None
     except (ValueError, RecursionError) as error:
         raise BadData(f"{where}: not readable as JSON ({error}); expected a whole COCO annotation file") from None
 
@@ -242,8 +253,9 @@ def _explained(error: str, text: bytes | memoryview) -> str:
     """Say what is wrong with a file that is JSON, and quote it, given the decoder's words and the place in them."""
     place = re.search(r"at `\$\.(\w+)(?:\[(\d+)\])?", error)
     if place and place[2]:
-        rows = getattr(msgspec.json.decode(text, type=_Rows), place[1])
-        return _explained_row(place[1], int(place[2]), msgspec.json.decode(rows[int(place[2])]))
+        table, row = place[1], int(place[2])
+        rows = getattr(msgspec.json.decode(text, type=_Rows), table)
+        return _explained_row(table, row, json.loads(bytes(rows[row])))
     if place:
         return f"key '{place[1]}' is not a list; expected an object with lists {', '.join(_TABLES)}"
     if missing := re.search(r"missing required field `(\w+)`", error):
@@ -258,7 +270,7 @@ def _explained_row(table: str, row: int, item: Any) -> str:
             return f"{table}[{row}] has no '{key}'; expected {expected}"
         if type(item.get(key, 0)) not in _TYPES[expected]:
             return f"{table}[{row}] has {key} {reprlib.repr(item[key])}; expected {expected}"
-    raise AssertionError("unreachable: the decoder has refused this row")
+    return f"{table}[{row}] has a key twice, once with a wrong value; keep one"
 
 
 def _check(tables: _File, where: str) -> None:
@@ -329,11 +341,16 @@ def _places(files: Source, root: PurePosixPath, name: str, images: Sequence[_Ima
                 places[image.id] = f"{place}/{image.file_name}"
                 break
         else:
-            raise BadData(
-                f"{where}: image {image.id}: no file {image.file_name!r} in {folder}/, images/ or beside "
-                "annotations/; add the file or remove the entry"
-            )
+            raise BadData(f"{where}: image {image.id}: {_missing(files, root, folder, image.file_name)}")
     return places
+
+
+def _missing(files: Source, root: PurePosixPath, folder: str, file_name: str) -> str:
+    """Say that an image is not there; without any folder of images, it is not the only one."""
+    advice = "add the file or remove the entry"
+    if not files.folders(root) & {folder, "images"}:
+        advice = f"put {folder}/ there, or give a folder that has the zip files of images and annotations side by side"
+    return f"no file {file_name!r} in {folder}/, images/ or beside annotations/; {advice}{files.still_packed()}"
 
 
 def _check_same(where: str, categories: Sequence[str], expected: Sequence[str], whose: str, advice: str) -> None:
@@ -351,10 +368,18 @@ def _write(
     out: str | os.PathLike[str],
     name: str,
     kind: str,
+    skip_bad: bool,
     making: Making,
 ) -> Dataset:
-    record = {"kind": kind, "files": {item.file.name: item.sha256 for item in (train, test)}, **images.record}
-    listing = (*train.listing, *test.listing)
+    listing, skipped = [*train.listing, *test.listing], list[str]()
+    if skip_bad:
+        listing, skipped = without_broken(listing, images, making)
+    record = {
+        "kind": kind,
+        "files": {item.file.name: item.sha256 for item in (train, test)},
+        **({"skipped": skipped} if skipped else {}),
+        **images.record,
+    }
     return write_dataset(
         out,
         name,
@@ -363,6 +388,6 @@ def _write(
         images,
         record,
         difficult_is_member=True,
-        state=images.state(listing),
+        state=images.state,
         making=making,
     )

@@ -1,38 +1,37 @@
-"""Image shards: what a reader lists becomes Arrow files of a fixed number of images, made in one or several processes.
+"""Image shards: what a reader lists becomes Arrow files of a fixed number of images.
 
-The listing alone tells the shard and row of every image, so that each shard is made by itself: any number of workers
-gives the same bytes. A worker holds one record batch of images at a time.
+The listing alone tells the shard and row of every image, so that each shard is made by itself, whoever makes it. One
+record batch of images is held at a time.
 """
 
 import hashlib
 import io
 import json
-import multiprocessing
-import os
-import signal
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import pyarrow as pa
 from PIL import Image, UnidentifiedImageError
 
-from csc.data.source import Source
+from csc.data.source import DamagedFile, Source
 from csc.errors import BadData, CscError
-from csc.storage import is_remote, sha256_file, version_of, versions_below
+from csc.storage import absolute, is_remote, sha256_file
 
 __all__ = [
+    "BrokenImage",
     "Encoded",
     "Images",
     "Listed",
+    "Part",
     "Shard",
     "SourceImages",
     "cut_short",
-    "for_each_shard",
+    "in_parts",
+    "is_whole",
     "read_ahead",
     "scaled_down",
     "write_shard",
@@ -44,7 +43,13 @@ BATCH_BYTES = 64 << 20  # a batch of large images has fewer rows
 READERS = 16  # requests to an object store at a time, for each worker
 
 _SCHEMA = pa.schema([("image_id", pa.string()), ("jpeg", pa.binary()), ("width", pa.int32()), ("height", pa.int32())])
-_Made = TypeVar("_Made")
+_REMEDY = "replace the file, or leave out images that cannot be used with --skip-bad"
+_Asked = TypeVar("_Asked")
+_Read = TypeVar("_Read")
+
+
+class BrokenImage(BadData):
+    """An image file that is there and can be read, and is no whole image."""
 
 
 class Listed(NamedTuple):
@@ -74,6 +79,29 @@ class Encoded(NamedTuple):
 
 
 Images = Callable[[Sequence[Listed]], Iterable[Encoded]]  # gives the images of a part of the listing, one by one
+
+
+class Part(NamedTuple):
+    """The part of a listing that becomes one shard.
+
+    Attributes:
+        number: of the shard.
+        rows: its images.
+        key: stands for all that the bytes of the shard depend on.
+    """
+
+    number: int
+    rows: Sequence[Listed]
+    key: str = ""
+
+
+def in_parts(
+    listing: Sequence[Listed], shard_rows: int, key: Callable[[Sequence[Listed]], str] = lambda rows: ""
+) -> list[Part]:
+    """Cut a listing into the parts that become shards."""
+    starts = range(0, len(listing), shard_rows)
+    cuts = (listing[start : start + shard_rows] for start in starts)
+    return [Part(number, rows, key(rows)) for number, rows in enumerate(cuts)]
 
 
 @dataclass(frozen=True)
@@ -109,52 +137,53 @@ class SourceImages:
 
     def __call__(self, rows: Sequence[Listed]) -> Iterator[Encoded]:
         """Read the images of some rows."""
-        names = [row.place for row in rows]
-        contents = read_ahead(self.files, names)
-        for name in names:
-            try:
-                content = next(contents)
-            except BadData as error:
-                if is_remote(self.files.path):
-                    raise cut_short(error) from None
-                raise
-            image = Encoded(*checked_jpeg(content, self.files.where(name)))
-            if self.short_side is not None and min(image.width, image.height) > self.short_side:
-                image = scaled_down(content, self.short_side)
-            yield image
+        return _ahead(self._image, rows, self.files)
+
+    def broken(self, rows: Sequence[Listed]) -> dict[str, str]:
+        """The ids of images that cannot be used, each with what is wrong."""
+        reasons = _ahead(self._why_broken, rows, self.files)
+        return {row.image_id: reason for row, reason in zip(rows, reasons, strict=True) if reason}
 
     def state(self, rows: Sequence[Listed]) -> str:
-        """Stand for the images without reading them: a hash of where they are, their sizes and times of change.
+        """Stand for the images of some rows without reading them."""
+        versions = [self.files.version(row.place) for row in rows]
+        return hashlib.sha256(json.dumps([absolute(self.files.path), self.record, versions]).encode()).hexdigest()
 
-        In a bucket ETags stand for the times.
-        """
-        facts: list[Any]
-        if is_remote(self.files.path):
-            place = str(self.files.path)
-            facts = [version_of(place)] if place.lower().endswith(".zip") else list(versions_below(place))
-        else:
-            path = Path(self.files.path).absolute()
-            paths = [path] if path.is_file() else [path / row.place for row in rows]
-            place, facts = str(path), [_size_and_time(name) for name in paths]
-        return hashlib.sha256(json.dumps([place, facts]).encode()).hexdigest()
+    def _image(self, row: Listed) -> Encoded:
+        try:
+            content = self.files.read(row.place)
+        except DamagedFile as error:
+            raise BrokenImage(str(error)) from None
+        except BadData as error:
+            if is_remote(self.files.path):
+                raise cut_short(error) from None
+            raise
+        image = Encoded(*checked_jpeg(content, self.files.where(row.place)))
+        if self.short_side is not None and min(image.width, image.height) > self.short_side:
+            return scaled_down(content, self.short_side)
+        return image
 
-
-def _size_and_time(path: Path) -> tuple[int, int]:
-    try:
-        stat = path.stat()
-    except OSError:
-        return 0, 0  # reading it will tell why
-    return stat.st_size, stat.st_mtime_ns
+    def _why_broken(self, row: Listed) -> str:
+        try:
+            self._image(row)
+        except BrokenImage as error:
+            return str(error).rpartition("; ")[0]  # without what to do about it
+        return ""
 
 
 def read_ahead(files: Source, names: Sequence[str]) -> Iterator[bytes]:
-    """The content of one file after the other; an object store is asked for several at a time."""
+    """The content of one file after the other."""
+    return _ahead(files.read, names, files)
+
+
+def _ahead(read: Callable[[_Asked], _Read], asked: Sequence[_Asked], files: Source) -> Iterator[_Read]:
+    """Read one thing after the other; an object store is asked for several at a time."""
     if not is_remote(files.path):
-        yield from map(files.read, names)
+        yield from map(read, asked)
         return
     with ThreadPoolExecutor(READERS) as readers:
-        for first in range(0, len(names), READERS):
-            yield from readers.map(files.read, names[first : first + READERS])
+        for first in range(0, len(asked), READERS):
+            yield from readers.map(read, asked[first : first + READERS])
 
 
 def checked_jpeg(content: bytes, where: str) -> tuple[bytes, int, int]:
@@ -172,12 +201,24 @@ def checked_jpeg(content: bytes, where: str) -> tuple[bytes, int, int]:
                 image.load()
                 return content, width, height
             encoded = io.BytesIO()
-            image.convert("RGB").save(encoded, "JPEG", quality=95)
+            _rgb(image).save(encoded, "JPEG", quality=95)
             return encoded.getvalue(), width, height
     except UnidentifiedImageError:
-        raise BadData(f"{where}: broken image (no known format); replace the file or leave it out of the set") from None
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise BadData(f"{where}: broken image ({error}); replace the file or leave it out of the set") from None
+        raise BrokenImage(f"{where}: broken image (no known format); {_REMEDY}") from None
+    except MemoryError:
+        raise
+    except Exception as error:  # decoders of rare formats raise whatever comes their way
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise BrokenImage(f"{where}: broken image ({reason}); {_REMEDY}") from None
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    """An image with 8 bits to a colour; of grey in 16 bits, which Pillow alone would turn white, the upper ones."""
+    if image.mode.startswith("I;16"):
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise ValueError("32 bits to a pixel, and nothing tells which value is white: save it with 8 or 16")
+    return image.convert("RGB")
 
 
 def scaled_down(content: bytes, short_side: int) -> Encoded:
@@ -186,7 +227,7 @@ def scaled_down(content: bytes, short_side: int) -> Encoded:
         scale = short_side / min(image.size)
         width, height = (max(short_side, round(side * scale)) for side in image.size)
         image.draft("RGB", (2 * width, 2 * height))  # a JPEG is decoded no larger than the filter below makes use of
-        small = image.convert("RGB").resize((width, height), Image.Resampling.LANCZOS)
+        small = _rgb(image).resize((width, height), Image.Resampling.LANCZOS)
     encoded = io.BytesIO()
     small.save(encoded, "JPEG", quality=JPEG_QUALITY)
     return Encoded(encoded.getvalue(), width, height)
@@ -207,6 +248,14 @@ def write_shard(path: Path, rows: Sequence[Listed], images: Images) -> Shard:
     return Shard(len(rows), path.stat().st_size, sha256_file(path), contents)
 
 
+def is_whole(path: Path, sha256: str) -> bool:
+    """Whether there is a file of these bytes, and one that can be read."""
+    try:
+        return sha256_file(path) == sha256
+    except OSError:
+        return False
+
+
 def _batches(pairs: Iterable[tuple[Listed, Encoded]]) -> Iterator[list[tuple[Listed, Encoded]]]:
     batch: list[tuple[Listed, Encoded]] = []
     size = 0
@@ -218,58 +267,3 @@ def _batches(pairs: Iterable[tuple[Listed, Encoded]]) -> Iterator[list[tuple[Lis
             batch, size = [], 0
     if batch:
         yield batch
-
-
-def for_each_shard(
-    work: Callable[[Images, int, Sequence[Listed]], _Made],
-    images: Images,
-    shards: Mapping[int, Sequence[Listed]],
-    workers: int,
-) -> Iterator[_Made]:
-    """Do a piece of work for every shard; yield the results in the order of the shards.
-
-    The first shard in that order that fails is the one whose error is raised, whoever finished first.
-
-    Args:
-        work: takes the images, the number of a shard and its rows; a function that other processes can import.
-        images: where the images come from.
-        shards: number and rows of each.
-        workers: how many processes; no more are started than there are shards, and none for a single one.
-    """
-    count = min(workers, len(shards))
-    if count <= 1:
-        for number, rows in shards.items():
-            yield work(images, number, rows)
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(count, context, initializer=_start_worker, initargs=(images,)) as pool:
-        pending = [pool.submit(_work, work, number, rows) for number, rows in shards.items()]
-        try:
-            for future in pending:
-                yield future.result()
-        except BrokenProcessPool:
-            raise cut_short("a worker process was lost (memory may be short: try fewer --workers)") from None
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
-_images: Images  # of a worker process
-
-
-def _start_worker(images: Images) -> None:
-    global _images
-    _images = images
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process decides
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """A first process that is killed leaves no workers behind."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
-
-
-def _work(work: Callable[[Images, int, Sequence[Listed]], _Made], number: int, rows: Sequence[Listed]) -> _Made:
-    return work(_images, number, rows)

@@ -1,27 +1,35 @@
-"""Where raw data lies: a folder or a zip file, here or in a bucket, read the same way and without unpacking."""
+"""Where raw data lies: a folder, a zip file or a folder of zip files, here or in a bucket, read without unpacking."""
 
 import os
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, NamedTuple, Protocol
 
 from csc.errors import BadData
-from csc.storage import is_remote, join, list_below, local_path, open_remote, read_bytes
+from csc.storage import is_remote, join, list_below, local_path, open_remote, read_bytes, versions_below
 
-__all__ = ["Source"]
+__all__ = ["DamagedFile", "Source"]
 
-_READ_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, RuntimeError)
+_ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError)
+_TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
+_ARCHIVES = (".zip", *_TARS)
 _HEADER = 30
 _ENCRYPTED = 1
 
 
+class DamagedFile(BadData):
+    """A file in a zip whose bytes are not those that were packed; reading it again will not help."""
+
+
 class Source:
     """A folder or a zip file; names inside are relative, with forward slashes, and never lead out of it.
+
+    A local folder with zip files and no folders, as a download leaves it, is read as if they were unpacked there.
 
     In a bucket, an address that ends in `.zip` is a zip file, read by ranges; any other is a prefix, listed once and
     only if somebody asks what there is. Threads may share a source. Another process needs one of its own, opened there
@@ -31,12 +39,7 @@ class Source:
     def __init__(self, uri: str | os.PathLike[str]) -> None:
         self.path: Path | str = os.fspath(uri) if is_remote(uri) else local_path(uri)
         self._listings: dict[PurePosixPath, _Listing] = {}
-        try:
-            self._files = _opened(self.path)
-        except _READ_ERRORS as error:
-            raise BadData(
-                f"{self.path}: not readable as a zip file ({error}); give a whole zip or an unpacked folder"
-            ) from None
+        self._files = _opened(self.path)
 
     def __enter__(self) -> "Source":
         return self
@@ -53,8 +56,7 @@ class Source:
 
     def folders(self, folder: str | PurePosixPath = "") -> frozenset[str]:
         """The names of the folders directly in a folder, without hidden ones and what macOS adds to a zip."""
-        found = self._list(PurePosixPath(folder)).folders
-        return frozenset(name for name in found if not name.startswith((".", "__MACOSX")))
+        return _visible(self._list(PurePosixPath(folder)).folders)
 
     def has(self, name: str | PurePosixPath) -> bool:
         """Whether there is a file of this name."""
@@ -70,8 +72,19 @@ class Source:
             return self._files.read(path)
         except FileNotFoundError:
             raise BadData(f"{self.where(path)}: no such file") from None
-        except _READ_ERRORS as error:
+        except OSError as error:
             raise BadData(f"{self.where(path)}: not readable ({error}); copy or download it again") from None
+        except _ZIP_ERRORS as error:
+            raise DamagedFile(f"{self.where(path)}: not readable ({error}); copy or download it again") from None
+
+    def version(self, name: str | PurePosixPath) -> tuple[int, int | str]:
+        """What changes with the content of a file: its size, and its time of change, checksum or ETag."""
+        return self._files.version(PurePosixPath(name))
+
+    def still_packed(self) -> str:
+        """What to add when something is not found: archives that lie here and are not looked into."""
+        found = sorted(name for name in self.names() if name.lower().endswith(_ARCHIVES))
+        return f" (unpack {', '.join(found)} here first)" if found else ""
 
     def where(self, name: str | PurePosixPath) -> str:
         """How an error names a file: in one line, whatever characters the name has."""
@@ -99,6 +112,8 @@ class _Files(Protocol):
 
     def read(self, path: PurePosixPath) -> bytes: ...
 
+    def version(self, path: PurePosixPath) -> tuple[int, int | str]: ...
+
     def list(self, folder: PurePosixPath) -> _Listing: ...
 
     def close(self) -> None: ...
@@ -112,6 +127,13 @@ class _Folder:
 
     def read(self, path: PurePosixPath) -> bytes:
         return (self._root / path).read_bytes()
+
+    def version(self, path: PurePosixPath) -> tuple[int, int]:
+        try:
+            stat = (self._root / path).stat()
+        except OSError:
+            return 0, 0  # reading it will tell why
+        return stat.st_size, stat.st_mtime_ns
 
     def list(self, folder: PurePosixPath) -> _Listing:
         files: set[str] = set()
@@ -144,6 +166,9 @@ class _Zip:
         if path not in self._members:
             raise FileNotFoundError
         return self._content(self._members[path])
+
+    def version(self, path: PurePosixPath) -> tuple[int, int]:
+        return self._members[path].file_size, self._members[path].CRC
 
     def _content(self, member: zipfile.ZipInfo) -> bytes:
         return self._zip.read(member)
@@ -186,6 +211,36 @@ def _unpacked(member: zipfile.ZipInfo, content: bytes) -> bytes:
     return data
 
 
+class _Together:
+    """Several zip files as one."""
+
+    def __init__(self, zips: Sequence[_Zip]) -> None:
+        self._zips = zips
+
+    def _holding(self, path: PurePosixPath) -> _Zip:
+        for one in self._zips:
+            if path.name in one.list(path.parent).files:
+                return one
+        raise FileNotFoundError
+
+    def read(self, path: PurePosixPath) -> bytes:
+        return self._holding(path).read(path)
+
+    def version(self, path: PurePosixPath) -> tuple[int, int]:
+        return self._holding(path).version(path)
+
+    def list(self, folder: PurePosixPath) -> _Listing:
+        listings = [one.list(folder) for one in self._zips]
+        return _Listing(
+            frozenset().union(*(listing.files for listing in listings)),
+            frozenset().union(*(listing.folders for listing in listings)),
+        )
+
+    def close(self) -> None:
+        for one in self._zips:
+            one.close()
+
+
 class _Prefix:
     """The objects below a prefix of a bucket."""
 
@@ -197,29 +252,62 @@ class _Prefix:
     def read(self, path: PurePosixPath) -> bytes:
         return read_bytes(join(self._uri, str(path)))
 
+    def version(self, path: PurePosixPath) -> tuple[int, str]:
+        return self._versions.get(path, (0, ""))
+
     def list(self, folder: PurePosixPath) -> _Listing:
         return self._listings.get(folder, _Listing())
 
     @cached_property
+    def _versions(self) -> dict[PurePosixPath, tuple[int, str]]:
+        return {PurePosixPath(name): (size, tag) for name, size, tag in versions_below(self._uri)}
+
+    @cached_property
     def _listings(self) -> dict[PurePosixPath, _Listing]:
-        return _listings(PurePosixPath(name) for name, _ in list_below(self._uri))
+        return _listings(self._versions)
 
     def close(self) -> None: ...
 
 
 def _opened(place: Path | str) -> _Files:
     """Tell a folder from a zip file; refuse what is neither."""
-    if isinstance(place, str):
-        return _RemoteZip(place) if place.lower().endswith(".zip") else _Prefix(place)
-    if place.is_dir():
-        return _Folder(place)
-    if not place.exists():
+    name = str(place).lower()
+    if isinstance(place, Path) and place.is_dir():
+        return _opened_folder(place)
+    if isinstance(place, Path) and not place.exists():
         raise _missing(place)
-    return _Zip(place.open("rb"))
+    if name.endswith(_TARS):
+        raise BadData(f"{place}: tar files are not read; unpack all of the set into one folder and give that")
+    if isinstance(place, str) and not name.endswith(".zip"):
+        return _Prefix(place)
+    return _opened_zip(place)
+
+
+def _opened_folder(place: Path) -> _Files:
+    folder = _Folder(place)
+    try:
+        files, folders = folder.list(PurePosixPath())
+    except OSError as error:
+        raise BadData(f"{place}: not readable ({error}); expected a folder you may read") from None
+    zips = sorted(name for name in files if name.lower().endswith(".zip"))
+    return _Together([_opened_zip(place / name) for name in zips]) if zips and not _visible(folders) else folder
+
+
+def _opened_zip(place: Path | str) -> _Zip:
+    try:
+        return _RemoteZip(place) if isinstance(place, str) else _Zip(place.open("rb"))
+    except (OSError, *_ZIP_ERRORS) as error:
+        raise BadData(
+            f"{place}: not readable as a zip file ({error}); give a whole zip or an unpacked folder"
+        ) from None
 
 
 def _missing(place: Path | str) -> BadData:
     return BadData(f"{place}: no such folder or zip file; give the one that holds the images and annotations")
+
+
+def _visible(folders: Iterable[str]) -> frozenset[str]:
+    return frozenset(name for name in folders if not name.startswith((".", "__MACOSX")))
 
 
 def _leads_out(path: PurePosixPath) -> bool:

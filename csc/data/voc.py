@@ -15,6 +15,7 @@ from pathlib import PurePosixPath
 
 from csc.data.dataset import Dataset
 from csc.data.shards import Listed, SourceImages, read_ahead
+from csc.data.skipping import without_broken
 from csc.data.source import Source
 from csc.data.writing import ALONE, Making, write_dataset
 from csc.errors import BadData
@@ -46,8 +47,8 @@ def ingest_voc2007(
     Args:
         source: folder, zip or `s3://` place that is, or holds, `VOCdevkit` or `VOC2007`.
         out: folder or `s3://` prefix of the data set.
-        skip_bad: leave out images whose annotation cannot be used instead of stopping at the first; the record of
-            the source then says how many.
+        skip_bad: leave out images that are broken or whose annotation cannot be used instead of stopping at the first;
+            the record of the source then names them.
         short_side: scale images down to this short side; the record of the source then says so.
         making: how many processes, and where to print how it goes.
     """
@@ -63,6 +64,9 @@ def ingest_voc2007(
             )
         listing, digest, skipped = _read_annotations(files, root, ids, skip_bad)
         images = SourceImages(files, short_side)
+        if skip_bad:
+            listing, broken = without_broken(listing, images, making)
+            skipped = sorted({*skipped, *broken})
         record = {
             "kind": "voc2007",
             "files": {name.name: hashlib.sha256(files.read(name)).hexdigest() for name in lists.values()},
@@ -70,9 +74,7 @@ def ingest_voc2007(
             **({"skipped": skipped} if skipped else {}),
             **images.record,
         }
-        return write_dataset(
-            out, "voc", VOC_CLASSES, listing, images, record, state=images.state(listing), making=making
-        )
+        return write_dataset(out, "voc", VOC_CLASSES, listing, images, record, state=images.state, making=making)
 
 
 def _root(files: Source) -> PurePosixPath:
@@ -84,7 +86,7 @@ def _root(files: Source) -> PurePosixPath:
                 return candidate
     raise BadData(
         f"{files.path}: not a VOC 2007 layout; expected VOCdevkit/VOC2007 with the folders "
-        "JPEGImages, Annotations and ImageSets/Main"
+        f"JPEGImages, Annotations and ImageSets/Main{files.still_packed()}"
     )
 
 

@@ -20,8 +20,10 @@ import pyarrow.parquet as pq
 
 from csc.data.columns import LABELS
 from csc.data.dataset import SPLITS, Dataset
-from csc.data.shards import Images, Listed, Shard, for_each_shard
+from csc.data.mending import mend
+from csc.data.shards import Images, Listed, Part, Shard, in_parts
 from csc.data.unfinished import refuse_foreign, unfinished
+from csc.data.workers import for_each_part
 from csc.errors import BadData
 from csc.progress import Bar
 from csc.storage import exists, join, write_json
@@ -63,10 +65,12 @@ def write_dataset(
     source: dict[str, Any],
     *,
     difficult_is_member: bool = False,
-    state: str = "",
+    state: Callable[[Sequence[Listed]], str] | None = None,
     making: Making = ALONE,
 ) -> Dataset:
     """Make a data set and open it; one that is there already is compared, image by image, and left alone if equal.
+
+    Shards of it that are missing or damaged are made anew.
 
     The fingerprint covers classes, labels and image bytes, so equal fingerprints mean equal data.
 
@@ -78,15 +82,16 @@ def write_dataset(
         images: where the bytes of the listed images come from; goes to worker processes.
         source: where the data came from and what was done to it, for the record.
         difficult_is_member: whether a class in `difficult` makes an image part of that class's task.
-        state: stands for what `images` will give, as far as `source` does not; an earlier try of another is dropped.
+        state: stands for what `images` will give for some rows, so that shards of an earlier try are taken up only if
+            it would be the same again; `source` stands for it if not given.
         making: how it is done.
     """
     order = tuple(sorted(classes))
-    plan = _Plan(name, order, difficult_is_member, source, _checked(listing, order), making)
+    plan = _Plan(name, order, difficult_is_member, source, _checked(listing, order), state, making)
     refuse_foreign(out)
     card = join(out, "dataset.json")
     if not exists(card):
-        with unfinished(out, plan.key(state)) as (place, finished):
+        with unfinished(out, plan.parts, plan.key, making.stream) as (place, finished):
             if not exists(card):  # nobody has made it while we waited
                 shards = _make(plan, place.make, images, finished)
                 place.finish(functools.partial(plan.complete, shards=shards))
@@ -104,6 +109,7 @@ class _Plan:
     difficult_is_member: bool
     source: dict[str, Any]
     listing: tuple[Listed, ...]
+    state: Callable[[Sequence[Listed]], str] | None
     making: Making
 
     @functools.cached_property
@@ -112,16 +118,19 @@ class _Plan:
         return label_table(self.listing, self.making.shard_rows)
 
     @functools.cached_property
-    def shards(self) -> dict[int, Sequence[Listed]]:
-        """The rows of each shard."""
-        starts = range(0, len(self.listing), self.making.shard_rows)
-        return {number: self.listing[start : start + starts.step] for number, start in enumerate(starts)}
+    def parts(self) -> list[Part]:
+        """What each shard is made from."""
+        return in_parts(self.listing, self.making.shard_rows, self._shard_key)
 
-    def key(self, state: str) -> str:
-        """Stand for everything that the bytes of the shards depend on."""
-        versions = [pa.__version__, PIL.__version__]
-        facts = [self.name, self.classes, self.source, state, self.making.shard_rows, versions, self.listing]
-        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+    def _shard_key(self, rows: Sequence[Listed]) -> str:
+        state = self.source if self.state is None else self.state(rows)
+        return _hash([[[row.image_id, row.place] for row in rows], state, pa.__version__, PIL.__version__])
+
+    @functools.cached_property
+    def key(self) -> str:
+        """Stand for the whole data set."""
+        keys = [part.key for part in self.parts]
+        return _hash([self.name, self.classes, self.difficult_is_member, self.source, self.listing, keys])
 
     def fingerprint(self, contents: Iterable[str]) -> str:
         """The fingerprint, given the SHA-256 of every image in the order of the listing."""
@@ -147,46 +156,58 @@ class _Plan:
         write_json(folder / "dataset.json", info)
 
 
+def _hash(facts: Sequence[Any]) -> str:
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
 def _make(
-    plan: _Plan,
-    work: Callable[[Images, int, Sequence[Listed]], Shard],
-    images: Images,
-    finished: dict[int, Shard],
+    plan: _Plan, work: Callable[[Images, Part], Shard], images: Images, finished: dict[int, Shard]
 ) -> list[Shard]:
     """Make the shards that are not finished yet; return all of them in order."""
     stream = plan.making.stream
     if finished:
-        stream.write(f"an earlier try has finished {len(finished)} of {len(plan.shards)} shards; going on from there\n")
-    missing = {number: rows for number, rows in plan.shards.items() if number not in finished}
+        stream.write(f"an earlier try has finished {len(finished)} of {len(plan.parts)} shards; going on from there\n")
+    missing = [part for part in plan.parts if part.number not in finished]
     done = sum(shard.rows for shard in finished.values())
     with Bar("ingest", len(plan.listing), "images", stream, done) as bar:
-        made = for_each_shard(work, images, missing, plan.making.workers)
-        for number, shard in zip(missing, made, strict=True):
-            finished[number] = shard
+        for part, shard in zip(missing, for_each_part(work, images, missing, plan.making.workers), strict=True):
+            finished[part.number] = shard
             bar.advance(shard.rows)
-    return [finished[number] for number in plan.shards]
+    return [finished[part.number] for part in plan.parts]
 
 
 def _compared(present: Dataset, plan: _Plan, images: Images) -> Dataset:
-    """Return the data set that is there if it is the planned one; labels are compared first, then all images."""
-    columns = ["image_id", "split", "labels", "difficult"]  # one that was sharded in another way is equal too
+    """Return the data set that is there if it is the planned one; mend it if it is damaged."""
     known = (present.name, present.classes, present.difficult_is_member)
-    equal = known == (plan.name, plan.classes, plan.difficult_is_member)
-    if equal and present.labels().select(columns).equals(plan.labels.select(columns)):
-        contents: list[str] = []
-        with Bar("compare with what is there", len(plan.listing), "images", plan.making.stream) as bar:
-            for some in for_each_shard(_contents, images, plan.shards, plan.making.workers):
-                contents += some
-                bar.advance(len(some))
-        if plan.fingerprint(contents) == present.fingerprint:
-            return present
-    raise BadData(f"{present.place}: already holds another data set; choose another --out or remove it")
+    equal = known == (plan.name, plan.classes, plan.difficult_is_member) and _same_labels(present, plan)
+    if not equal or plan.fingerprint(_contents(plan, images)) != present.fingerprint:
+        raise BadData(f"{present.place}: already holds another data set; choose another --out or remove it")
+    for file in mend(present, plan.parts, images, plan.making.workers):
+        plan.making.stream.write(f"was missing or damaged, made anew: {file}\n")
+    return present
 
 
-def _contents(images: Images, number: int, rows: Sequence[Listed]) -> list[str]:
-    """The SHA-256 of every image of a shard, which is not written."""
-    del number
-    return [hashlib.sha256(image.jpeg).hexdigest() for image in images(rows)]
+def _same_labels(present: Dataset, plan: _Plan) -> bool:
+    columns = ["image_id", "split", "labels", "difficult"]  # one that was sharded in another way is equal too
+    try:
+        return bool(present.labels().select(columns).equals(plan.labels.select(columns)))
+    except BadData:
+        file = join(present.place, "labels.parquet")
+        raise BadData(f"{file}: missing or damaged; remove {present.place} and ingest again") from None
+
+
+def _contents(plan: _Plan, images: Images) -> list[str]:
+    """The SHA-256 of every image of the source."""
+    contents: list[str] = []
+    with Bar("compare with what is there", len(plan.listing), "images", plan.making.stream) as bar:
+        for some in for_each_part(_contents_of, images, plan.parts, plan.making.workers):
+            contents += some
+            bar.advance(len(some))
+    return contents
+
+
+def _contents_of(images: Images, part: Part) -> list[str]:
+    return [hashlib.sha256(image.jpeg).hexdigest() for image in images(part.rows)]
 
 
 def label_table(listing: Sequence[Listed], shard_rows: int = SHARD_ROWS) -> pa.Table:

@@ -16,11 +16,11 @@ import pytest
 from csc import storage
 from csc.data.dataset import Dataset
 from csc.data.images import ImageShards
-from csc.data.shards import Encoded, Listed
+from csc.data.shards import Encoded, Listed, SourceImages
 from csc.data.source import Source
 from csc.data.voc import ingest_voc2007
 from csc.data.writing import Making, write_dataset
-from csc.errors import BadData
+from csc.errors import BadData, CscError
 from csc.storage import delete, download, exists, list_below, open_remote, read_bytes, read_json, upload, write_bytes
 from tests.builders import contents, make_voc, picture, zipped
 
@@ -262,8 +262,57 @@ def test_a_source_that_only_reads_never_lists_the_whole_prefix(bucket: str, monk
     for number in range(3):
         write_bytes(f"{bucket}/raw/{number}", b"x")
     files = pickle.loads(pickle.dumps(Source(f"{bucket}/raw")))
-    monkeypatch.setattr("csc.data.source.list_below", lambda _: pytest.fail("listed"))
+    monkeypatch.setattr("csc.data.source.versions_below", lambda _: pytest.fail("listed"))
     assert files.read("2") == b"x"
+
+
+def test_what_grows_below_a_source_is_no_part_of_its_state(bucket: str, tmp_path: Path):
+    rows = [Listed("a", "train", (), (), "a.jpeg")]
+
+    def state() -> str:
+        with Source(f"{bucket}/raw") as files:
+            return SourceImages(files).state(rows)
+
+    write_bytes(f"{bucket}/raw/a.jpeg", picture(1))
+    before = state()
+    write_bytes(f"{bucket}/raw/set/images/00000.arrow", b"a shard of ours")
+    assert state() == before
+    write_bytes(f"{bucket}/raw/a.jpeg", picture(2))
+    assert state() != before
+
+
+def test_a_broken_image_in_a_bucket_can_be_left_out_and_a_store_that_fails_cannot(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    voc = make_voc(tmp_path / "raw")
+    (voc / "JPEGImages/000009.jpg").write_text("no image")
+    uploaded = upload_folder(tmp_path / "raw", f"{bucket}/raw")
+    here = ingest_voc2007(tmp_path / "raw", tmp_path / "here", skip_bad=True)
+    there = ingest_voc2007(uploaded, tmp_path / "there", skip_bad=True)
+    assert there.source["skipped"] == ["000009"]
+    assert contents(there.path) == contents(here.path)
+
+    def failing(place: str) -> bytes:
+        if place.endswith("000008.jpg"):
+            raise BadData(f"{place}: the object store does not answer")
+        return read_bytes(place)
+
+    monkeypatch.setattr("csc.data.source.read_bytes", failing)
+    with pytest.raises(CscError, match="does not answer; what is finished is kept"):
+        ingest_voc2007(uploaded, tmp_path / "again", skip_bad=True)
+
+
+@pytest.mark.parametrize("change", ["cut", "not there"])
+def test_a_damaged_shard_in_a_bucket_is_made_anew_by_the_same_ingest(change: str, bucket: str, tmp_path: Path):
+    make_voc(tmp_path / "raw")
+    dataset = ingest_voc2007(tmp_path / "raw", f"{bucket}/voc", making=Making(shard_rows=4))
+    shard = f"{bucket}/voc/images/00001.arrow"
+    whole = read_bytes(shard)
+    delete(shard)
+    if change == "cut":
+        write_bytes(shard, whole[:-9])
+    assert ingest_voc2007(tmp_path / "raw", f"{bucket}/voc", making=Making(shard_rows=4)) == dataset
+    assert read_bytes(shard) == whole
 
 
 def test_raw_data_in_a_bucket_makes_the_same_data_set(bucket: str, tmp_path: Path):

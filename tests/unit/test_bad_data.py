@@ -124,6 +124,31 @@ def category_of_no_image(raw: Path, out: Path) -> None:
         edit_json(raw / name, lambda content: content["categories"].append({"id": 99, "name": "yak"}))
 
 
+def key_twice(raw: Path, out: Path) -> None:
+    text = (raw / TRAIN).read_text()
+    _put(raw / TRAIN, text.replace('"id": 53', '"id": "53", "id": 53', 1))
+
+
+def beyond_all_bounds(raw: Path, out: Path) -> None:
+    _put(raw / TRAIN, (raw / TRAIN).read_text().replace('"id": 53', '"id": 1e999', 1))
+
+
+def wrong_and_cut(raw: Path, out: Path) -> None:
+    put(TRAIN, "images", 0, id="53")(raw, out)
+    cut(TRAIN, 0.9)(raw, out)
+
+
+def images_still_packed(raw: Path, out: Path) -> None:
+    for folder in ("train2014", "val2014"):
+        zipped(raw / folder, raw / f"{folder}.zip")
+        shutil.rmtree(raw / folder)
+
+
+def all_in_one_tar(raw: Path, out: Path) -> None:
+    shutil.make_archive(str(raw / "VOCtest_06-Nov-2007"), "tar", raw, "VOCdevkit")
+    shutil.rmtree(raw / "VOCdevkit")
+
+
 def bird_becomes_yak(content: Any) -> None:
     next(item for item in content["categories"] if item["name"] == "bird")["name"] = "yak"
 
@@ -179,6 +204,7 @@ VOC_CASES: list[tuple[str, Spoil, tuple[str, ...]]] = [
     ("id twice", add_line(f"{LISTS}/trainval.txt", "000002"), ("trainval.txt, line 7", "'000002'", "line 2")),
     ("id in both lists", add_line(f"{LISTS}/test.txt", "000002"), ("test.txt", "'000002'", "trainval.txt")),
     ("empty class", forget_class, ("'aeroplane'", "no training image")),
+    ("tar still packed", all_in_one_tar, ("not a VOC 2007 layout", "unpack VOCtest_06-Nov-2007.tar here first")),
     ("broken zip", broken_zip, ("raw", "not readable as a zip")),
     ("zip with a damaged image", zip_with_a_flipped_byte, ("000001.jpg", "CRC")),
     ("source is another file", source_is_another_file, ("raw", "not readable as a zip")),
@@ -232,6 +258,10 @@ COCO_CASES: list[tuple[str, Spoil, tuple[str, ...]]] = [
     ("image without file_name", drop(TRAIN, "images", 2, "file_name"), ("images[2]", "no 'file_name'")),
     ("empty file_name", put(TRAIN, "images", 2, file_name=""), ("images[2]", "file_name ''")),
     ("missing image file", remove("val2014/000000000018.jpeg"), (TEST, "image 18", "'000000000018.jpeg'", "val2014/")),
+    ("key twice", key_twice, (TRAIN, "images[0]", "a key twice")),
+    ("number beyond all bounds", beyond_all_bounds, (TRAIN, "images[0]", "id inf", "a whole number")),
+    ("wrong entry in a cut file", wrong_and_cut, (TRAIN, "not readable as JSON")),
+    ("no folder of images", images_still_packed, ("image 53", "put train2014/", "unpack train2014.zip, val2014.zip")),
     ("file_name leads out", put(TRAIN, "images", 0, file_name="../../out/x"), ("image 53", "'../../out/x'")),
     ("broken JPEG", write("train2014/000000000013.jpeg", "no image"), ("000000000013.jpeg", "broken image")),
     ("truncated JPEG", cut("val2014/000000000038.jpeg", 0.7), ("000000000038.jpeg", "broken image", "truncated")),

@@ -30,6 +30,21 @@ def without_annotations(image: int) -> Callable[[Any], None]:
     return change
 
 
+def test_ids_of_more_than_twelve_figures_have_their_place(tmp_path: Path):
+    raw, numbers = make_coco(tmp_path / "raw"), {53: 10**12, 43: 10**12 - 1, 33: 5 * 10**12}
+
+    def renumber(content: Any) -> None:
+        for table, key in (("images", "id"), ("annotations", "image_id")):
+            for item in content[table]:
+                item[key] = numbers.get(item[key], item[key])
+
+    edit_json(raw / "annotations/instances_train2014.json", renumber)
+    dataset = ingest_coco(raw, tmp_path / "out", "animals")
+    ids = dataset.labels()["image_id"].to_pylist()[:6]
+    assert set(ids) == {f"train-{numbers.get(number, number):012d}" for number in range(3, 60, 10)}
+    assert ids == sorted(ids)
+
+
 def test_there_are_eighty_classes_in_alphabetical_order() -> None:
     assert len(COCO_CLASSES) == 80
     assert list(COCO_CLASSES) == sorted(set(COCO_CLASSES))

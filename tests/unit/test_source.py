@@ -84,6 +84,42 @@ def test_a_source_of_an_unknown_kind_is_refused_by_name(uri: str):
     assert refusal(lambda: Source(uri)).startswith(f"{uri}: ")
 
 
+@pytest.mark.parametrize("name", ["VOCtest_06-Nov-2007.tar", "set.TAR.GZ", "s3://bucket/VOCtest_06-Nov-2007.tar"])
+def test_a_tar_file_is_refused_with_what_to_do(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    if "://" not in name:
+        (tmp_path / name).write_bytes(b"anything")
+    assert refusal(lambda: Source(name)) == (
+        f"{name}: tar files are not read; unpack all of the set into one folder and give that"
+    )
+
+
+def test_a_folder_of_zips_is_what_they_hold_together(tmp_path: Path):
+    for name in ("one", "two"):
+        (tmp_path / name / "deep").mkdir(parents=True)
+        (tmp_path / name / "deep" / f"{name}.txt").write_text(name)
+        (tmp_path / "zips").mkdir(exist_ok=True)
+        zipped(tmp_path / name, tmp_path / "zips" / f"{name}.ZIP")
+    (tmp_path / "zips" / ".hidden").mkdir()
+    with Source(tmp_path / "zips") as files:
+        assert files.folders() == {"deep"}
+        assert files.names("deep") == {"one.txt", "two.txt"}
+        assert [files.read(f"deep/{name}.txt") for name in ("one", "two")] == [b"one", b"two"]
+        assert files.version("deep/one.txt") != files.version("deep/two.txt")
+        assert refusal(lambda: files.read("deep/three.txt")).endswith("no such file")
+    (tmp_path / "zips" / "two.ZIP").write_text("half of it")
+    assert refusal(lambda: Source(tmp_path / "zips")).startswith(f"{tmp_path / 'zips' / 'two.ZIP'}: not readable as")
+
+
+def test_zips_beside_folders_are_not_looked_into_but_named(tmp_path: Path):
+    (tmp_path / "train").mkdir()
+    for name in ("val.zip", "test.tgz", "readme.txt"):
+        (tmp_path / name).write_text("whatever")
+    with Source(tmp_path) as files:
+        assert files.folders() == {"train"}
+        assert files.still_packed() == " (unpack test.tgz, val.zip here first)"
+
+
 def test_what_is_no_source_is_refused_by_name(tmp_path: Path):
     (tmp_path / "text").write_text("text")
     assert refusal(lambda: Source(tmp_path / "none")).startswith(f"{tmp_path / 'none'}: no such folder or zip file")

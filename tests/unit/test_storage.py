@@ -520,3 +520,12 @@ def test_a_disk_that_is_full_is_told(wire: Wire, tmp_path: Path, monkeypatch: py
     message = refusal(lambda: download("s3://bucket/file", tmp_path / "copy"))
     assert message == f"cannot write {tmp_path / 'copy'}: No space left on device; make room or choose another disk"
     assert contents(tmp_path) == {}
+
+
+def test_looking_into_a_closed_folder_is_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def closed(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "is_file", closed)
+    with pytest.raises(BadData, match=r"dataset\.json: not readable \(Permission denied\)"):
+        storage.exists(tmp_path / "dataset.json")

@@ -21,10 +21,11 @@ import pytest
 from PIL import Image
 
 import csc.data.shards
+import csc.data.workers
 from csc.data.coco import ingest_coco
 from csc.data.dataset import Dataset
 from csc.data.images import ImageShards
-from csc.data.shards import Encoded, Listed, SourceImages
+from csc.data.shards import Encoded, Listed, Part, SourceImages
 from csc.data.source import Source
 from csc.data.unfinished import Bucket
 from csc.data.voc import ingest_voc2007
@@ -87,6 +88,10 @@ def write(
     return write_dataset(out, listing=listing, images=images, **arguments)
 
 
+def state_of(name: str) -> Callable[[Sequence[Listed]], str]:
+    return lambda rows: name
+
+
 def replaced(index: int, **values: Any) -> list[Listed]:
     listing = list(VALID)
     listing[index] = listing[index]._replace(**values)
@@ -96,7 +101,7 @@ def replaced(index: int, **values: Any) -> list[Listed]:
 def refusal(action: Callable[[], object], kind: type[CscError] = BadData) -> str:
     with pytest.raises(CscError) as caught:
         action()
-    assert type(caught.value) is kind
+    assert isinstance(caught.value, BadData) == (kind is BadData)
     message = str(caught.value)
     assert len(message.splitlines()) == 1, message
     return message
@@ -204,11 +209,23 @@ def test_bad_listings_are_refused_before_an_image_is_read(
 
 
 @pytest.mark.parametrize(("workers", "place"), [(1, "set"), (1, "new/folders/set"), (2, "new/folders/set")])
-def test_a_bad_image_leaves_nothing_whoever_meets_it(workers: int, place: str, tmp_path: Path):
+def test_a_bad_image_in_the_first_shard_leaves_nothing(workers: int, place: str, tmp_path: Path):
+    bad = {row.image_id: BadData(f"{row.image_id}: broken image") for row in LONG[1::2]}
+    making = Making(workers=workers, shard_rows=3)
+    assert refusal(lambda: write(tmp_path / place, LONG, Pictures(fails=bad), making=making)) == "01: broken image"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_bad_image_costs_no_shard_but_its_own(workers: int, tmp_path: Path):
     bad = {"10": BadData("10: broken image"), "07": BadData("07: broken image")}
     making = Making(workers=workers, shard_rows=3)
-    assert refusal(lambda: write(tmp_path / place, LONG, Pictures(fails=bad), making=making)) == "07: broken image"
-    assert list(tmp_path.iterdir()) == []
+    assert refusal(lambda: write(tmp_path / "set", LONG, Pictures(fails=bad), making=making)) == "07: broken image"
+    assert "not a data set" in refusal(lambda: Dataset.open(tmp_path / "set"))
+    images = Pictures(tmp_path / "log")
+    dataset = write(tmp_path / "set", LONG, images, making=making)
+    assert images.read() == [row.image_id for row in LONG[6:]]
+    assert contents(dataset.path) == contents(write(tmp_path / "clean", LONG, making=making).path)
 
 
 @pytest.mark.parametrize("kind", ["files", "a file", "hidden file", "another project's dataset.json"])
@@ -386,7 +403,7 @@ def test_any_number_of_workers_and_any_order_of_the_source_give_the_same_bytes(w
 
 
 def test_more_workers_than_shards_are_not_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(csc.data.shards, "ProcessPoolExecutor", lambda *_, **__: pytest.fail("started"))
+    monkeypatch.setattr(csc.data.workers, "ProcessPoolExecutor", lambda *_, **__: pytest.fail("started"))
     assert write(tmp_path / "set", making=Making(workers=8)).splits["train"]["images"] == 3
 
 
@@ -397,9 +414,8 @@ def test_a_second_try_makes_only_what_is_missing(workers: int, tmp_path: Path):
     first, second = Pictures(tmp_path / "1", {"07": RuntimeError("lost")}), Pictures(tmp_path / "2")
     with pytest.raises(RuntimeError, match="lost"):
         write(tmp_path / "set", LONG, first, making=making)
-    assert not (tmp_path / "set").exists()
-    assert (tmp_path / ".set.partial").is_dir()
-    finished = {path.stem for path in (tmp_path / ".set.partial").glob("[0-9]*.json")}
+    assert not (tmp_path / "set" / "dataset.json").exists()
+    finished = {path.stem for path in (tmp_path / "set" / "partial").glob("*.json")}
     assert {"00000", "00001"} <= finished < {"00000", "00001", "00002", "00003"}
 
     said = io.StringIO()
@@ -407,7 +423,7 @@ def test_a_second_try_makes_only_what_is_missing(workers: int, tmp_path: Path):
     assert contents(again.path) == contents(whole.path)
     assert second.read() == [row.image_id for place, row in enumerate(LONG) if f"{place // 3:05d}" not in finished]
     assert f"an earlier try has finished {len(finished)} of 4 shards" in said.getvalue()
-    assert not (tmp_path / ".set.partial").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"whole", "set", "1", "2"}
 
 
 KILLED = """
@@ -428,7 +444,8 @@ def test_a_killed_process_leaves_no_workers_and_what_is_finished(workers: int, t
     command = [sys.executable, "-c", KILLED, str(tmp_path / "set"), str(workers)]
     killed = subprocess.run(command, capture_output=True, timeout=60)  # ends when no worker holds the pipe any more
     assert killed.returncode == -signal.SIGKILL
-    assert {path.name for path in tmp_path.iterdir()} == {"whole", ".set.partial"}
+    assert {path.name for path in tmp_path.iterdir()} == {"whole", "set"}
+    assert not (tmp_path / "set" / "dataset.json").exists()
     images = Pictures(tmp_path / "log")
     again = write(tmp_path / "set", LONG, images, making=Making(shard_rows=3))
     assert contents(again.path) == contents(whole.path)
@@ -444,46 +461,69 @@ def fail_after_six(out: Path, **options: Any) -> None:
 
 
 OTHER_WORK: dict[str, dict[str, Any]] = {
-    "state of the source": {"state": "other"},
-    "source": {"source": {"kind": "other"}},
-    "classes": {"classes": ("bird", "cat", "dog")[::-1], "name": "beasts"},
-    "listing": {"listing": [*LONG, Listed("99", "test", (), (), "")]},
+    "state of the source": {"state": state_of("other")},
+    "places": {"listing": [row._replace(place="elsewhere") for row in LONG]},
     "size of a shard": {"making": Making(shard_rows=2)},
 }
 
 
 @pytest.mark.parametrize("other", OTHER_WORK.values(), ids=OTHER_WORK)
-def test_leftovers_of_other_work_are_dropped(other: dict[str, Any], tmp_path: Path):
-    fail_after_six(tmp_path / "set", state="one")
+def test_leftovers_of_other_images_are_dropped(other: dict[str, Any], tmp_path: Path):
+    fail_after_six(tmp_path / "set", state=state_of("one"))
     images = Pictures(tmp_path / "log")
-    options = {"listing": LONG, "state": "one", "making": Making(shard_rows=3)} | other
+    options = {"listing": LONG, "state": state_of("one"), "making": Making(shard_rows=3)} | other
     dataset = write(tmp_path / "set", images=images, **options)
     assert images.read() == [row.image_id for row in options["listing"]]
     assert contents(dataset.path) == contents(write(tmp_path / "clean", **options).path)
 
 
-def record_cut(partial: Path) -> None:
-    (partial / "00000.json").write_text("{")
+SAME_IMAGES: dict[str, dict[str, Any]] = {
+    "labels": {"listing": [row._replace(labels=CLASSES) for row in LONG]},
+    "record of the source": {"source": {"kind": "other"}},
+    "name": {"name": "beasts"},
+    "further images": {"listing": [*LONG, Listed("99", "test", (), (), "")]},
+}
 
 
-def record_of_something_else(partial: Path) -> None:
-    (partial / "00000.json").write_text("{}")
+@pytest.mark.parametrize("other", SAME_IMAGES.values(), ids=SAME_IMAGES)
+def test_shards_of_the_same_images_are_taken_up_whatever_else_has_changed(other: dict[str, Any], tmp_path: Path):
+    fail_after_six(tmp_path / "set", state=state_of("one"))
+    images = Pictures(tmp_path / "log")
+    options = {"listing": LONG, "state": state_of("one"), "making": Making(shard_rows=3)} | other
+    dataset = write(tmp_path / "set", images=images, **options)
+    assert images.read() == [row.image_id for row in options["listing"][6:]]
+    assert contents(dataset.path) == contents(write(tmp_path / "clean", **options).path)
 
 
-def shard_cut(partial: Path) -> None:
-    path = partial / "set" / "images" / "00000.arrow"
+def test_without_a_state_the_record_of_the_source_stands_for_the_images(tmp_path: Path):
+    fail_after_six(tmp_path / "set")
+    images = Pictures(tmp_path / "log")
+    write(tmp_path / "set", LONG, images, source={"kind": "other"}, making=Making(shard_rows=3))
+    assert images.read() == [row.image_id for row in LONG]
+
+
+def record_cut(begun: Path) -> None:
+    (begun / "partial" / "00000.json").write_text("{")
+
+
+def record_of_something_else(begun: Path) -> None:
+    (begun / "partial" / "00000.json").write_text("{}")
+
+
+def shard_cut(begun: Path) -> None:
+    path = begun / "images" / "00000.arrow"
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def shard_with_a_flipped_byte(partial: Path) -> None:
-    path = partial / "set" / "images" / "00000.arrow"
+def shard_with_a_flipped_byte(begun: Path) -> None:
+    path = begun / "images" / "00000.arrow"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
 
 
-def shard_lost(partial: Path) -> None:
-    (partial / "set" / "images" / "00000.arrow").unlink()
+def shard_lost(begun: Path) -> None:
+    (begun / "images" / "00000.arrow").unlink()
 
 
 @pytest.mark.parametrize(
@@ -491,18 +531,11 @@ def shard_lost(partial: Path) -> None:
 )
 def test_a_spoilt_leftover_is_made_again(spoil: Callable[[Path], None], tmp_path: Path):
     fail_after_six(tmp_path / "set")
-    spoil(tmp_path / ".set.partial")
+    spoil(tmp_path / "set")
     images = Pictures(tmp_path / "log")
     dataset = write(tmp_path / "set", LONG, images, making=Making(shard_rows=3))
     assert images.read() == [row.image_id for row in (*LONG[:3], *LONG[6:])]
     assert contents(dataset.path) == contents(write(tmp_path / "clean", LONG, making=Making(shard_rows=3)).path)
-
-
-def test_bad_data_in_a_second_try_drops_what_the_first_has_left(tmp_path: Path):
-    fail_after_six(tmp_path / "set")
-    bad = Pictures(fails={"10": BadData("10: broken image")})
-    refusal(lambda: write(tmp_path / "set", LONG, bad, making=Making(shard_rows=3)))
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_image_that_changes_between_two_tries_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -537,20 +570,20 @@ def test_a_full_disk_keeps_what_is_finished(tmp_path: Path, monkeypatch: pytest.
     message = refusal(lambda: write(tmp_path / "set", LONG, making=Making(shard_rows=3)), CscError)
     assert "No space left on device" in message
     assert "what is finished is kept" in message
-    assert [path.name for path in tmp_path.iterdir()] == [".set.partial"]
+    assert {path.name for path in (tmp_path / "set" / "partial").glob("*.json")} == {"00000.json", "00001.json"}
 
 
 def test_a_lost_worker_is_told_in_one_line_and_what_is_finished_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    images = Pictures(fails={"11": SystemExit(1)})  # type: ignore[dict-item]
-    monkeypatch.setattr("csc.data.shards._work", lost_work)
-    message = refusal(lambda: write(tmp_path / "set", LONG, images, making=Making(2, shard_rows=3)), CscError)
+    fail_after_six(tmp_path / "set")
+    monkeypatch.setattr("csc.data.workers._work", lost_work)
+    message = refusal(lambda: write(tmp_path / "set", LONG, making=Making(2, shard_rows=3)), CscError)
     assert "a worker process was lost" in message
-    assert (tmp_path / ".set.partial").is_dir()
+    assert {path.name for path in (tmp_path / "set" / "partial").glob("*.json")} == {"00000.json", "00001.json"}
 
 
-def lost_work(work: Any, number: int, rows: Sequence[Listed]) -> None:
+def lost_work(work: Any, part: Part) -> None:
     os._exit(1)
 
 
@@ -702,24 +735,25 @@ def test_a_source_in_a_bucket_that_was_replaced_is_another_state(kind: str, buck
     first = state(b"of the same size")
     assert state(b"of the same SIZE") != first
     assert state(b"of the same size and more") != first
-    if kind == "prefix":  # a zip has times in it
-        assert state(b"of the same size") == first
+    assert state(b"of the same size") == first
 
 
 @pytest.mark.slow
-def test_a_bucket_keeps_what_is_not_ours_and_nothing_of_bad_data(bucket: str, tmp_path: Path):
+def test_a_bucket_keeps_what_is_not_ours_and_nothing_of_other_images(bucket: str, tmp_path: Path):
     out, making = f"{bucket}/set", Making(shard_rows=3)
     write_bytes(f"{out}/thesis.txt", b"the only copy")
     assert "not a data set" in refusal(lambda: write(out, LONG))
     assert objects(out) == {"thesis.txt": b"the only copy"}
     delete(f"{out}/thesis.txt")
-    refusal(lambda: write(out, LONG, Pictures(fails={"10": BadData("10: broken image")}), making=making))
+    refusal(lambda: write(out, LONG, Pictures(fails={"01": BadData("01: broken image")}), making=making))
     assert objects(out) == {}
-    with pytest.raises(RuntimeError, match="lost"):
-        write(out, LONG, Pictures(fails={"07": RuntimeError("lost")}), state="one", making=making)
+    bad = Pictures(fails={"07": BadData("07: broken image")})
+    refusal(lambda: write(out, LONG, bad, state=state_of("one"), making=making))
+    assert {"images/00001.arrow", "partial/00001.json"} <= set(objects(out))
     images = Pictures(tmp_path / "log")
-    write(out, LONG, images, state="other", making=making)
+    write(out, LONG, images, state=state_of("other"), making=making)
     assert images.read() == [row.image_id for row in LONG]
+    assert objects(out) == files(write(tmp_path / "set", LONG, making=making).path)
     before = objects(out)
     assert "another data set" in refusal(lambda: write(out, LONG, name="beasts"))
     assert objects(out) == before
@@ -762,7 +796,7 @@ def test_other_work_that_takes_a_place_in_a_bucket_keeps_it(images: Pictures, ba
 
     def another() -> None:
         with contextlib.suppress(RuntimeError):
-            write(out, LONG, images, state="other", making=making)
+            write(out, LONG, images, state=state_of("other"), making=making)
         there.update(objects(out))
         if bad:
             raise BadData("broken image")
