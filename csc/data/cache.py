@@ -5,8 +5,10 @@ is no home to write to. CSC_CACHE_LIMIT_GB says how much it may hold; otherwise 
 and what is free on its disk when a process opens it.
 
     <sha256>            a whole, verified file; its modification time says when it was last asked for
-    partial/<sha256>/   a download under way, or what a killed process left of one
+    partial/<sha256>/   a download under way, or what a killed process left of one; `copy` in it is as long as the whole
+                        file from the start, so that its room is counted before its bytes are there
     locks/<sha256>      an empty file, locked by the process that is fetching this content
+    locks/room          an empty file, locked by the process that is making room
 """
 
 import contextlib
@@ -15,6 +17,7 @@ import os
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +28,7 @@ __all__ = ["NodeCache"]
 
 _TRIES = 2
 _SHARE = 0.8
+_PAUSE = 0.05  # seconds between two looks for room
 
 
 class NodeCache:
@@ -48,7 +52,13 @@ class NodeCache:
         return cls(root, _limit(root))
 
     def fetch(self, uri: str, sha256: str, size: int, remedy: str = "write it again") -> Path:
-        """A local copy of a remote file; open it at once, others may need its room later.
+        """A local copy of a remote file; open it at once, others may need its room later."""
+        with self.fetched(uri, sha256, size, remedy) as path:
+            return path
+
+    @contextlib.contextmanager
+    def fetched(self, uri: str, sha256: str, size: int, remedy: str) -> Iterator[Path]:
+        """A local copy of a remote file, to be opened in the block: what was just fetched makes no room until then.
 
         Args:
             uri: where to get it if it is not here.
@@ -59,44 +69,75 @@ class NodeCache:
         if not re.fullmatch("[0-9a-f]{64}", sha256):
             raise BadData(f"{uri}: '{sha256}' is not a SHA-256 in hex; {remedy}")
         entry = self.root / sha256
-        if not _holds(entry, size):
-            with writable(self.root), self._locked(sha256):
-                if not _holds(entry, size):  # else another process has fetched it while this one waited
-                    shutil.rmtree(self.root / "partial" / sha256, ignore_errors=True)
-                    self._make_room(size)
-                    self._download(uri, entry, size, remedy)
-        return entry
+        with contextlib.ExitStack() as until_it_is_open:
+            if not _holds(entry, size):
+                with writable(self.root):
+                    until_it_is_open.enter_context(self._locked(sha256))
+                    if not _holds(entry, size):  # else another process has fetched it while this one waited
+                        self._get(uri, entry, size, remedy)
+            yield entry
+
+    def _get(self, uri: str, entry: Path, size: int, remedy: str) -> None:
+        """Fetch what is not here, when there is room for it."""
+        copy = self.root / "partial" / entry.name / "copy"
+        shutil.rmtree(copy.parent, ignore_errors=True)
+        entry.unlink(missing_ok=True)  # cut, since it does not hold what it should
+        while not self._has_room(copy, size):
+            time.sleep(_PAUSE)
+        self._download(uri, copy, entry, size, remedy)
 
     @contextlib.contextmanager
-    def _locked(self, sha256: str, *, wait: bool = True) -> Iterator[None]:
-        """Be the only one, of all processes and threads, that fetches this content; a lock ends with its process."""
-        with (self.root / "locks" / sha256).open("ab") as file:
+    def _locked(self, name: str, *, wait: bool = True) -> Iterator[None]:
+        """Be the only one, of all processes and threads, that has this lock; it ends with its process."""
+        with (self.root / "locks" / name).open("ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
             try:
                 yield
             finally:
                 fcntl.flock(file, fcntl.LOCK_UN)  # closing is not enough: a forked child may hold the same open file
 
-    def _make_room(self, size: int) -> None:
-        """Drop what killed processes left, then what was asked for longest ago, until `size` more bytes fit."""
-        for folder in (self.root / "partial").iterdir():
-            with contextlib.suppress(BlockingIOError), self._locked(folder.name, wait=False):
-                shutil.rmtree(folder, ignore_errors=True)
-        held = _held(self.root)
-        for _, length, path in sorted(_entries(self.root)):
-            if held + size <= self.limit_bytes and shutil.disk_usage(self.root).free >= size:
-                break
-            path.unlink(missing_ok=True)
-            held -= length
-        if shutil.disk_usage(self.root).free < size:
-            raise BadData(
-                f"{self.root}: no room for another {size:,} bytes; free some of this disk or set CSC_CACHE to a folder "
-                "on another one"
-            )
+    def _has_room(self, copy: Path, size: int) -> bool:
+        """Set `size` bytes aside for a copy, unless others are busy with files that would have to go for it.
 
-    def _download(self, uri: str, entry: Path, size: int, remedy: str) -> None:
+        What killed processes left goes first, then what was asked for longest ago. A file that is larger than the limit
+        is alone in the cache.
+        """
+        with self._locked("room"):
+            busy = not all([self._drop(folder) for folder in (self.root / "partial").iterdir()])
+            left = self.limit_bytes - _held(self.root)
+            for _, length, path in sorted(_entries(self.root)):
+                if left >= size and shutil.disk_usage(self.root).free >= size:
+                    break
+                if self._drop(path):
+                    left += length
+                else:
+                    busy = True
+            if left < size and busy:
+                return False
+            if shutil.disk_usage(self.root).free < size:
+                raise BadData(
+                    f"{self.root}: no room for another {size:,} bytes; free some of this disk or set CSC_CACHE to a "
+                    "folder on another one"
+                )
+            copy.parent.mkdir()
+            with copy.open("wb") as file:
+                file.truncate(size)  # counts, and takes no room on the disk
+            return True
+
+    def _drop(self, path: Path) -> bool:
+        """Remove a file of the cache, or the folder of a download, unless somebody is busy with this content."""
+        try:
+            with self._locked(path.name, wait=False):
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink(missing_ok=True)
+        except BlockingIOError:
+            return False
+        return True
+
+    def _download(self, uri: str, copy: Path, entry: Path, size: int, remedy: str) -> None:
         """Fetch and verify a file; a second time if the first copy is not what it should be."""
-        copy = self.root / "partial" / entry.name / "copy"
         found = ""
         try:
             for _ in range(_TRIES):
@@ -133,13 +174,13 @@ def _entries(root: Path) -> Iterator[tuple[float, int, Path]]:
 
 
 def _held(root: Path) -> int:
-    """The bytes in the cache, those of downloads under way included."""
-    held = sum(size for _, size, _ in _entries(root))
-    for folder, _, names in os.walk(root / "partial"):
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                held += Path(folder, name).stat().st_size
-    return held
+    """The bytes of the cache, those that downloads under way will have included."""
+    under_way = dict[str, int]()
+    for copy in (root / "partial").glob("*/copy"):
+        with contextlib.suppress(FileNotFoundError):  # it has become an entry, or failed
+            under_way[copy.parent.name] = copy.stat().st_size
+    entries = {path.name: size for _, size, path in _entries(root)}  # looked for last: no file is missed on its way
+    return sum({**entries, **under_way}.values())
 
 
 def _root() -> Path:
@@ -165,7 +206,8 @@ def _root() -> Path:
 def _limit(root: Path) -> int:
     text = os.environ.get("CSC_CACHE_LIMIT_GB")
     if not text:
-        return int(_SHARE * (_held(root) + shutil.disk_usage(root).free))
+        whole = sum(size for _, size, _ in _entries(root))
+        return int(_SHARE * (whole + shutil.disk_usage(root).free))
     try:
         limit = int(float(text) * 1e9)
     except (ValueError, OverflowError):

@@ -1,5 +1,6 @@
 """Images where they lie: shards that workers memory-map, from a folder or through the cache of the node."""
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ class ShardFiles:
         self._column, self._remedy = column, remedy
         self._maps: dict[int, tuple[Path, pa.ChunkedArray]] = {}
         self._cache: NodeCache | None = None
-        self._index: Any = None
+        self._index: list[tuple[str, int]] = []
 
     def column(self, shard: int) -> pa.ChunkedArray:
         """The column in one file, without a copy."""
@@ -49,35 +50,36 @@ class ShardFiles:
     def _map(self, shard: int) -> tuple[Path, pa.ChunkedArray]:
         try:
             try:
-                return self._read(self._local(shard))
+                return self._read(shard)
             except FileNotFoundError:  # the cache needed its room before it was mapped
-                return self._read(self._local(shard))
+                return self._read(shard)
         except (OSError, KeyError, pa.ArrowInvalid) as error:
             raise BadData(f"{self.where(shard)}: not readable ({error}); {self._remedy}") from None
 
-    def _read(self, path: Path) -> tuple[Path, pa.ChunkedArray]:
-        return path, pa.ipc.open_file(pa.memory_map(str(path))).read_all().column(self._column)
+    def _read(self, shard: int) -> tuple[Path, pa.ChunkedArray]:
+        with self._local(shard) as path:
+            return path, pa.ipc.open_file(pa.memory_map(str(path))).read_all().column(self._column)
 
-    def _local(self, shard: int) -> Path:
-        """The file on this machine."""
+    def _local(self, shard: int) -> AbstractContextManager[Path]:
+        """The file on this machine, to be opened in the block."""
         if not is_remote(self.place):
-            return Path(self.where(shard))
+            return nullcontext(Path(self.where(shard)))
         index = join(self.place, "index.json")
-        if self._cache is None:
-            self._cache, self._index = NodeCache.of_this_node(), read_json(index)
         try:
-            entry = self._index[shard]
-            sha256, size = str(entry["sha256"]), int(entry["bytes"])
+            if self._cache is None:
+                self._index = [(str(entry["sha256"]), int(entry["bytes"])) for entry in read_json(index)]
+                self._cache = NodeCache.of_this_node()
+            sha256, size = self._index[shard]
         except (IndexError, KeyError, TypeError, ValueError):
             raise BadData(f"{index}: no bytes and sha256 of shard {shard}; {self._remedy}") from None
         if not self._maps:
             self._warn()
-        return self._cache.fetch(self.where(shard), sha256, size, self._remedy)
+        return self._cache.fetched(self.where(shard), sha256, size, self._remedy)
 
     def _warn(self) -> None:
         """Say so when the cache cannot hold all files: shuffled reading would fetch them again and again."""
         assert self._cache is not None
-        needed, limit = sum(entry.get("bytes", 0) for entry in self._index), self._cache.limit_bytes
+        needed, limit = sum(size for _, size in self._index), self._cache.limit_bytes
         if needed > limit:
             print(
                 f"data: {self.place} has {needed / 1e9:.1f} GB, the cache of this node takes {limit / 1e9:.1f}: files "
@@ -92,7 +94,7 @@ class ShardFiles:
                 self._maps.pop(shard, None)
 
     def __getstate__(self) -> dict[str, Any]:  # a worker process maps the files itself
-        return {**self.__dict__, "_maps": {}, "_cache": None, "_index": None}
+        return {**self.__dict__, "_maps": {}, "_cache": None, "_index": []}
 
 
 class ImageShards:

@@ -6,8 +6,10 @@ import random
 import shutil
 import signal
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -190,12 +192,11 @@ def test_a_file_that_was_cut_on_the_disk_is_fetched_again(shop: Shop, tmp_path: 
 def test_a_process_killed_in_a_download_leaves_no_lock_and_nothing_that_counts(
     asked: str, shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    cache, reached = NodeCache(tmp_path / "cache", 10_000), FORK.Event()
+    cache, reached = NodeCache(tmp_path / "cache", 1500), FORK.Event()  # room for one
     first = shop.put("one")
 
     def stuck(_: str, path: Path) -> None:
-        path.parent.mkdir(parents=True)
-        path.with_name(".half").write_bytes(bytes(9500))
+        path.with_name(".half").write_bytes(bytes(500))
         reached.set()
         signal.pause()
 
@@ -216,7 +217,8 @@ def test_a_process_killed_in_a_download_leaves_no_lock_and_nothing_that_counts(
 def test_a_download_under_way_is_left_alone_by_one_that_needs_room(
     shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    cache, one, two = NodeCache(tmp_path / "cache", 1500), shop.put("one"), shop.put("two")
+    cache, one, two = NodeCache(tmp_path / "cache", 2500), shop.put("one"), shop.put("two")
+    cache.fetch(*shop.put("old"))
 
     def nested(uri: str, path: Path) -> None:
         shop.download(uri, path)
@@ -225,6 +227,52 @@ def test_a_download_under_way_is_left_alone_by_one_that_needs_room(
 
     monkeypatch.setattr(module, "download", nested)
     assert cache.fetch(*one).read_bytes() == (shop.folder / "one").read_bytes()
+    assert held(cache) == {one[1], two[1]}
+
+
+def test_however_many_ask_at_once_the_limit_holds(shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    cache, together, most = NodeCache(tmp_path / "cache", 2500), threading.Barrier(8), list[int]()
+    wanted = [shop.put(name) for name in "abcdefgh"]
+
+    def slow(uri: str, path: Path) -> None:
+        time.sleep(0.05)
+        shop.download(uri, path)
+        with cache._locked("room"):  # nothing comes or goes meanwhile, a copy may become a whole file
+            under_way = {folder.name for folder in (cache.root / "partial").iterdir()}
+            most.append(len(under_way | held(cache)))
+
+    def ask(one: tuple[str, str, int]) -> bytes:
+        together.wait()
+        with cache.fetched(*one, "") as path:
+            time.sleep(0.01)  # what is not open yet makes no room
+            return path.read_bytes()
+
+    monkeypatch.setattr(module, "download", slow)
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(ask, wanted))
+    assert found == [(shop.folder / name).read_bytes() for name in "abcdefgh"]
+    assert len(shop.downloads()) == 8
+    assert max(most) == 2
+    assert len(held(cache)) <= 2
+
+
+def test_a_file_larger_than_the_limit_waits_until_it_is_alone(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    cache, begun = NodeCache(tmp_path / "cache", 1500), threading.Event()
+
+    def slow(uri: str, path: Path) -> None:
+        begun.set()
+        time.sleep(0.1)
+        shop.download(uri, path)
+
+    monkeypatch.setattr(module, "download", slow)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(cache.fetch, *shop.put("one"))
+        assert begun.wait(30)
+        large = cache.fetch(*shop.put("large", 9000))
+        assert first.done()
+    assert held(cache) == {large.name}
 
 
 @pytest.mark.parametrize("sha256", ["", "../../etc/passwd", "A" * 64, "0" * 63])
@@ -320,16 +368,18 @@ def test_maps_of_files_that_made_room_are_let_go_at_the_next_miss(shards: ImageS
 def test_a_file_that_makes_room_before_it_is_mapped_is_fetched_again(
     shards: ImageShards, shop: Shop, monkeypatch: pytest.MonkeyPatch
 ):
-    fetch = NodeCache.fetch
+    fetched = NodeCache.fetched
 
-    def dropped_once(self: NodeCache, *wanted: Any) -> Path:
-        path = fetch(self, *wanted)
-        if len(shop.downloads()) == 1:
-            path.unlink()
-        return path
+    @contextmanager
+    def dropped_once(self: NodeCache, *wanted: Any) -> Iterator[Path]:
+        with fetched(self, *wanted) as path:
+            if len(shop.downloads()) == 1:
+                path.unlink()
+            yield path
 
-    monkeypatch.setattr(NodeCache, "fetch", dropped_once)
+    monkeypatch.setattr(NodeCache, "fetched", dropped_once)
     assert bytes(shards.jpeg(1, 0)) == b"1 0"
+    assert shop.downloads() == ["00001.arrow"] * 2
 
 
 def test_a_worker_maps_the_files_itself(shards: ImageShards, shop: Shop):
@@ -358,3 +408,11 @@ def test_feature_maps_whose_files_made_room_leave_the_disk(shop: Shop, tmp_path:
     assert refusal(lambda: maps.map(4, 0)).endswith("no bytes and sha256 of shard 4; remove the folder and embed again")
     (shop.folder / "00002.arrow").write_bytes(b"spoilt")
     assert refusal(lambda: maps.map(2, 0)).endswith("remove the folder and embed again")
+
+
+@pytest.mark.parametrize("index", [{}, [1], [{}], 5, [{"sha256": "0" * 64, "bytes": 1}, {"bytes": "x"}]])
+def test_an_index_of_another_form_is_refused(index: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("csc.data.images.read_json", lambda _: index)
+    monkeypatch.setenv("CSC_CACHE", str(tmp_path / "cache"))
+    message = refusal(lambda: FeatureShards("s3://shop/features", 0, (16, 8, 8)).map(0, 0))
+    assert message.startswith("s3://shop/features/view-00/index.json: no bytes and sha256 of shard 0; ")
