@@ -34,7 +34,7 @@ from csc.settings import Config
 __all__ = ["EpochLog", "Precision", "Trainer", "confidences", "memory_format", "place", "seed_everything"]
 
 EpochLog = dict[str, float]
-CHANNELS_LAST_ON_CPU = ("tf_efficientnet", "efficientnet", "test_resnet")
+CHANNELS_LAST_ON_CPU = ("tf_efficientnet", "efficientnet", "tresnet", "test_resnet")
 
 
 def seed_everything(seed: int, task: int) -> None:
@@ -303,14 +303,19 @@ class Trainer:
         if self.config.backbone.frozen:
             with torch.no_grad():
                 images = self.network.features(images)  # maps, which pass through the networks below as they are
-        learner = _as_outputs(self.learner(images, inside))
+        prior = self._prior_outputs(images[:own], batch.rows[:own])  # first: what it computes with is free again then
+        return _as_outputs(self.learner(images, inside)), prior
+
+    def _prior_outputs(self, images: Tensor, rows: Tensor) -> Outputs | None:
+        """What the prior model says, if there is one: looked up where it is known, otherwise asked."""
         if self.prior_logits is not None:
-            return learner, _as_outputs(self.prior_logits[batch.rows[:own]])
+            return _as_outputs(self.prior_logits[rows])
         if self.prior is None:
-            return learner, None
+            return None
+        inside = self.method.looks_inside
         with torch.no_grad(), torch.inference_mode(not inside):
-            prior = _as_outputs(self.prior(images[:own], inside))
-        return learner, prior if inside else _as_outputs(prior.logits.clone())  # the graph takes no inference tensor
+            answer = _as_outputs(self.prior(images, inside))
+        return answer if inside else _as_outputs(answer.logits.clone())  # the graph takes no inference tensor
 
     def _count_correlations(self) -> None:
         """Fill the head's statistical matrix from the task's labels and the prior model's scores."""
@@ -443,7 +448,8 @@ def confidences(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Sigmoid confidences of a network on a view, batch by batch: (rows, float32 confidences), in full precision.
 
-    Every process of a group gets all of them, each image scored by one.
+    Every process of a group gets all of them, each image scored by one. The network is placed for it, its batch-norms
+    folded: do not train or save it afterwards.
     """
     group = group or alone()
     place(network, config, group.device, learns=False)

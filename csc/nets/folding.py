@@ -21,15 +21,15 @@ def fold_batch_norms(net: nn.Module) -> int:
         convolution.weight, convolution.bias = fuse_conv_bn_weights(
             convolution.weight, convolution.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
         )
-        net.set_submodule(of_norm, getattr(norm, "act", nn.Identity()))
+        net.set_submodule(of_norm, getattr(norm, "act", nn.Identity()).train(norm.training))
     return len(pairs)
 
 
 class _Tracer(fx.Tracer):
-    """Sees convolutions and batch-norms as one piece each, also timm's own."""
+    """Sees batch-norms as one piece each, and so all that has none inside: its code may not bear being traced."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, (nn.Conv2d, nn.BatchNorm2d)) or super().is_leaf_module(m, module_qualified_name)
+        return isinstance(m, nn.BatchNorm2d) or not any(isinstance(part, nn.BatchNorm2d) for part in m.modules())
 
 
 def _pairs(net: nn.Module, modules: dict[str, Any]) -> list[tuple[str, str]]:
@@ -45,6 +45,7 @@ def _pairs(net: nn.Module, modules: dict[str, Any]) -> list[tuple[str, str]]:
         graph = _Tracer().trace(net) if norms else fx.Graph()
     except Exception:  # whatever the network's own code makes of a stand-in for a tensor
         return []
+    convolutions -= _hidden(graph, modules)
     calls = {name: graph.find_nodes(op="call_module", target=name) for name in convolutions | norms}
     once = {name for name, nodes in calls.items() if len(nodes) == 1}
     read = {norm: calls[norm][0].args[0] for norm in sorted(norms & once)}
@@ -53,3 +54,10 @@ def _pairs(net: nn.Module, modules: dict[str, Any]) -> list[tuple[str, str]]:
         for norm, node in read.items()
         if isinstance(node, fx.Node) and node.target in convolutions & once and len(node.users) == 1
     ]
+
+
+def _hidden(graph: fx.Graph, modules: dict[str, Any]) -> set[str]:
+    """Names of what is inside the pieces of a graph, where nobody sees how often it is called."""
+    pieces = {modules[node.target] for node in graph.find_nodes(op="call_module")}
+    inside = {part for piece in pieces for part in piece.modules() if part is not piece}
+    return {name for name, part in modules.items() if part in inside}

@@ -21,9 +21,9 @@ def lived(net: nn.Module) -> nn.Module:
     return net.eval()
 
 
-def timm_model(name: str) -> nn.Module:
+def timm_model(name: str, **options: int) -> nn.Module:
     torch.manual_seed(0)
-    return lived(timm.create_model(name, num_classes=0, global_pool=""))
+    return lived(timm.create_model(name, num_classes=0, global_pool="", **options))
 
 
 def batch_norms(net: nn.Module) -> int:
@@ -47,6 +47,13 @@ def test_all_batch_norms_are_folded_and_the_network_says_the_same(name: str):
     assert assert_folding_changes_nothing(net) == count > 0
     assert batch_norms(net) == 0
     assert fold_batch_norms(net) == 0  # nothing is left to do
+
+
+@pytest.mark.parametrize("stride", [8, 16])
+def test_all_batch_norms_are_folded_at_any_stride(stride: int):
+    net = timm_model("test_resnet.r160_in1k", output_stride=stride)
+    assert assert_folding_changes_nothing(net) == 15
+    assert batch_norms(net) == 0
 
 
 @pytest.mark.parametrize("name", ["resnetv2_50", "densenet121", "repvgg_a0"])
@@ -82,14 +89,53 @@ class Untraceable(ReadTwice):
         return self.norm(self.convolution(images if images.mean() > 9 else -images))
 
 
+class Branch(nn.Module):
+    """Has no batch-norm, and code that cannot be traced."""
+
+    def __init__(self, convolution: nn.Conv2d) -> None:
+        super().__init__()
+        self.convolution = convolution
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.convolution(images if images.mean() > 9 else -images)
+
+
+class BranchBeforeNorm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.branch, self.norm = Branch(nn.Conv2d(3, 4, 3)), nn.BatchNorm2d(4)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.norm(self.branch(images))
+
+
+class SharedWithBranch(ReadTwice):
+    def __init__(self) -> None:
+        super().__init__()
+        self.branch = Branch(self.convolution)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.norm(self.convolution(images)) + self.branch(images)
+
+
 class OwnWeights(nn.Conv2d):
     def forward(self, images: Tensor) -> Tensor:
         return self._conv_forward(images, self.weight / self.weight.std(), self.bias)
 
 
-@pytest.mark.parametrize("kind", [ReadTwice, CalledTwice, SharedNorm, Untraceable])
+@pytest.mark.parametrize("kind", [ReadTwice, CalledTwice, SharedNorm, Untraceable, BranchBeforeNorm, SharedWithBranch])
 def test_what_cannot_be_folded_stays_as_it_is(kind: type[nn.Module]):
     assert assert_folding_changes_nothing(lived(kind())) == 0
+
+
+def test_what_has_no_batch_norm_inside_need_not_be_traceable():
+    class Branched(ReadTwice):
+        def forward(self, images: Tensor) -> Tensor:
+            return self.norm(self.convolution(images)) + self.branch(images)
+
+    net = Branched()
+    net.branch = Branch(nn.Conv2d(3, 4, 3))
+    assert assert_folding_changes_nothing(lived(net)) == 1
 
 
 def test_a_convolution_that_computes_its_weights_stays_as_it_is():
@@ -106,7 +152,7 @@ def test_only_a_network_that_does_not_learn_is_folded():
 
     learner, teacher = place(network(), config, cpu), place(network(), config, cpu, learns=False)
     assert batch_norms(learner) > 0 == batch_norms(teacher)
-    assert not teacher.training
+    assert not any(part.training for part in teacher.modules())
     images = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
     torch.testing.assert_close(teacher(images), learner.eval()(images), rtol=1e-4, atol=1e-4)
     stages = [len(each.backbone.inside(images / 255).stages) for each in (learner, teacher)]  # also read by hooks

@@ -1,8 +1,8 @@
 """The fast path against a plain one: the same loss, step by step, on digits.
 
 The plain path shares nothing with the fast one but the weights at the start and the order of the rows: Pillow decodes,
-pixels are normalised as floats, the network is computed by its equations in the default memory format, the losses are
-written out, and Adam is torch's plain loop over parameters.
+pixels are normalised as floats, the network is computed by its equations in the default memory format, the prior's
+batch-norms stay where they are, the losses are written out, and Adam is torch's plain loop over parameters.
 """
 
 import copy
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import leaky_relu
 
 from csc.config import resolve
@@ -134,14 +134,20 @@ def plain_terms(config: Config, logits: Tensor, prior_logits: Tensor, targets: T
     }
 
 
+def batch_norms(network: Network) -> int:
+    return sum(isinstance(part, nn.BatchNorm2d) for part in network.backbone.modules())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", ["auto", 1])
 def test_the_fast_path_has_the_losses_of_the_plain_one(view: View, tmp_path: Path, workers: int | str):
     config = settings(workers=workers)
     prior = fresh_network(config)
     network = grown_network(prior)
-    plain = plain_losses(config, view, copy.deepcopy(network), copy.deepcopy(prior))
+    plain_prior = copy.deepcopy(prior)
+    plain = plain_losses(config, view, copy.deepcopy(network), plain_prior)
     fast = fast_losses(config, view, network, prior, tmp_path)
+    assert batch_norms(prior) == 0 < batch_norms(plain_prior)  # folded on the fast path alone
     assert len(plain) == len(fast) == STEPS
     for name in ("ce", "kd", "H"):
         ours, theirs = ([step[name] for step in losses] for losses in (fast, plain))

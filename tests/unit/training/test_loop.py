@@ -158,8 +158,8 @@ def test_an_unfrozen_backbone_learns_weights_and_statistics(bench: Bench):
 def test_the_prior_never_changes_and_answers_in_eval_mode(bench: Bench, frozen: str):
     config = settings(f"backbone.frozen={frozen}", "train.epochs=1")
     prior = fresh_network(config).train()
-    before = state_of(prior)
     trainer = bench.trainer(config, grown_network(prior), task=2, prior=prior)
+    before = state_of(prior)
     modes: set[bool] = set()
     prior.head.register_forward_hook(lambda module, *_: modes.add(module.training))
     trainer.run()
