@@ -65,10 +65,14 @@ def started() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def processes_for(wanted: int | Literal["auto"]) -> int:
+def processes_for(wanted: int | Literal["auto"], *, exactly: bool = True) -> int:
     """How many processes are to share the work that this one was asked to do.
 
     `auto` is one for each visible GPU, and one on the CPU. A process that is itself one of several starts no more.
+
+    Args:
+        wanted: from the settings.
+        exactly: refuse more processes than there are GPUs; otherwise there are then as many as GPUs.
     """
     gpus = torch.cuda.device_count()
     if started():
@@ -76,6 +80,8 @@ def processes_for(wanted: int | Literal["auto"]) -> int:
     if wanted == "auto":
         return max(gpus, 1)
     if gpus and wanted > gpus:
+        if not exactly:
+            return gpus
         raise BadConfig(f"train.processes={wanted}: each process needs a GPU of its own, this machine shows {gpus}")
     return wanted
 

@@ -16,7 +16,7 @@ from csc.data.partial import View, read_view
 from csc.errors import BadModel
 from csc.model import load_network, read_card
 from csc.steps.register import read_registered
-from csc.storage import atomic_file, write_json
+from csc.storage import atomic_file, writable, write_json
 
 __all__ = ["evaluate", "read_scores"]
 
@@ -44,7 +44,7 @@ def evaluate(
     card, view = read_card(Path(model)), read_view(test_view)
     if view.classes != card.classes:
         raise BadModel(f"{model}: knows other classes than {test_view}; both must be of the same task")
-    processes = distributed.processes_for("auto")
+    processes = distributed.processes_for(card.settings().train.processes, exactly=False)
     place = {"model": model, "test_view": test_view, "scores_out": scores_out, "features": features}
     if processes > 1:
         distributed.run(score, place, processes)
@@ -83,7 +83,7 @@ def _write_scores(view: View, batches: Iterable[Scores], path: Path) -> None:
     names = [*view.classes, *(f"{TARGET_PREFIX}{name}" for name in view.classes)]
     kinds = [pa.float32()] * len(view.classes) + [pa.bool_()] * len(view.classes)
     schema = pa.schema([("image_id", pa.string()), *zip(names, kinds, strict=True)])
-    with atomic_file(path) as aside, pq.ParquetWriter(aside, schema) as writer:
+    with writable(path), atomic_file(path) as aside, pq.ParquetWriter(aside, schema) as writer:
         for scores in _grouped(batches):
             rows = slice(start, start := start + len(scores))
             columns = [from_numpy(column) for part in (scores, targets[rows]) for column in part.T]

@@ -280,6 +280,7 @@ def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(BadConfig, match=r"train\.processes=3: each process needs a GPU of its own.* shows 2"):
         processes_for(3)
+    assert processes_for(3, exactly=False) == 2  # scoring goes as well with fewer
     for name, value in {"RANK": "2", "LOCAL_RANK": "2", "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(BadConfig, match=r"train\.processes=3"), group():
