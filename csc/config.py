@@ -55,9 +55,10 @@ def resolve(dataset: str, overrides: Mapping[str, Any] | str | None = None) -> C
     _check_facts(method, own.get("facts", like.get("facts", [])), wanted, dataset if preset != dataset else "")
     config: Config = _build(Config, merged, "")
     _check_choices(config, {**like.get("choices", {}), **own.get("choices", {})})
-    if config.backbone.frozen and own.get("changes_backbone"):
+    if config.backbone.frozen and (own.get("changes_backbone") or config.head == "prompts"):
+        what = f"method '{method}'" if own.get("changes_backbone") else f"head={config.head}"
         raise BadConfig(
-            f"backbone.frozen=true: method '{method}' works by changing the backbone, so it cannot be frozen; "
+            f"backbone.frozen=true: {what} works by changing the backbone, so it cannot be frozen; "
             "leave backbone.frozen and features.views alone"
         )
     return config

@@ -10,6 +10,7 @@ The folder lies in the data set, local or remote. Everything that decides a map 
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +24,12 @@ from csc.data.dataset import Dataset
 from csc.data.images import ShardFiles
 from csc.errors import BadData, BadModel
 from csc.settings import Config
-from csc.storage import exists, is_remote, join, local_path, read_json, sha256_file
+from csc.storage import exists, is_remote, join, local_path, read_json, sha256_file, version_of
 
 __all__ = [
     "BATCH_ROWS",
     "CARD",
+    "REMEDY",
     "WEIGHTS",
     "FeatureCard",
     "FeatureShards",
@@ -35,7 +37,9 @@ __all__ = [
     "backbone_weights",
     "features_key",
     "features_place",
+    "has_weights",
     "read_features",
+    "refuse_leaky",
     "view_place",
     "write_maps",
 ]
@@ -68,7 +72,7 @@ class FeatureCard:
 
 
 def features_key(config: Config, fingerprint: str) -> str:
-    """Name the maps by all that decides them: images, weights, size and decoding; needs no torch."""
+    """Name the maps by all that decides them: images, weights, size and decoding."""
     backbone = config.backbone
     facts = [fingerprint, backbone.name, backbone.output_stride, _weights(config), config.input.size]
     return hashlib.sha256(json.dumps([*facts, config.input.decode]).encode()).hexdigest()[:16]
@@ -78,7 +82,9 @@ def _weights(config: Config) -> str:
     if config.init == "scratch":
         return f"scratch, seed {config.seed}"
     if config.init == "hub":
-        return f"hub {config.backbone.name}"
+        from csc.nets.backbone import from_hub  # here, for it takes torch
+
+        return sha256_file(from_hub(config.backbone.name))  # a name may get other weights
     path = Path(config.init).expanduser()
     if not path.is_file():
         raise BadModel(f"init={config.init}: no such file")
@@ -98,16 +104,50 @@ def read_features(place: str) -> FeatureCard:
     content = read_json(card)
     try:
         lists = {name: tuple(content[name]) for name in ("shape", "mean", "std")}
-        return FeatureCard(**(content | lists))
+        made = FeatureCard(**(content | lists))
+        if not _holds_what_it_says(made):
+            raise TypeError("a value of another kind")
     except (KeyError, TypeError) as error:
         raise BadData(f"{card}: not a card of feature maps ({error}); {REMEDY}") from None
+    return made
+
+
+def _holds_what_it_says(card: FeatureCard) -> bool:
+    """Whether the values of a card are of the kinds that its attributes have."""
+    counts = (*card.shape, card.views, card.backbone["bytes"])
+    return (
+        len(card.shape) == 3
+        and all(type(count) is int and count >= 0 for count in counts)
+        and all(isinstance(value, int | float) for value in (*card.mean, *card.std))
+        and isinstance(card.backbone["sha256"], str)
+        and isinstance(card.initialisation, dict)
+    )
+
+
+def refuse_leaky(card: FeatureCard, config: Config) -> None:
+    """Refuse maps of weights that have seen COCO labels, just as the weights themselves are refused."""
+    if card.initialisation.get("leaky") and not config.allow_leaky_init:
+        from csc.nets.backbone import leak
+
+        raise leak(config.init)
+
+
+def has_weights(place: str, card: FeatureCard) -> bool:
+    """Whether the backbone lies beside its maps, as long as its card says."""
+    file = join(place, WEIGHTS)
+    if not exists(file):
+        return False
+    size = version_of(file)[0] if is_remote(file) else local_path(file).stat().st_size
+    return size == int(card.backbone["bytes"])
 
 
 def backbone_weights(place: str) -> Path:
     """The file of the weights that the maps were made with, on this machine."""
-    file, facts = join(place, WEIGHTS), read_features(place).backbone
+    file, card = join(place, WEIGHTS), read_features(place)
     if is_remote(file):
-        return NodeCache.of_this_node().fetch(file, str(facts["sha256"]), int(facts["bytes"]), REMEDY)
+        return NodeCache.of_this_node().fetch(file, str(card.backbone["sha256"]), card.backbone["bytes"], REMEDY)
+    if not has_weights(place, card):
+        raise BadData(f"{file}: missing, or not of {card.backbone['bytes']:,} bytes; {REMEDY}")
     return local_path(file)
 
 
@@ -154,12 +194,19 @@ class FeatureShards:
     def map(self, shard: int, row: int) -> Maps:
         """One map (height, width, channels), without a copy."""
         arrays = self._arrays.get(shard) or self._map(shard)
-        one: Maps = arrays[row // BATCH_ROWS][row % BATCH_ROWS]
+        try:
+            one: Maps = arrays[row // BATCH_ROWS][row % BATCH_ROWS]
+        except IndexError:
+            raise BadData(f"{self._files.where(shard)}: has no row {row}; {REMEDY}") from None
         return one
 
     def _map(self, shard: int) -> list[Maps]:
         """The record batches of a shard; those of files that the cache has dropped are let go."""
-        buffers = [chunk.buffers()[1] for chunk in self._files.column(shard).chunks]
+        column = self._files.column(shard)
+        if column.type != pa.binary(2 * math.prod(self.shape)):
+            expected = " × ".join(map(str, self.shape))
+            raise BadData(f"{self._files.where(shard)}: has no float16 maps of {expected}; {REMEDY}")
+        buffers = [chunk.buffers()[1] for chunk in column.chunks]
         arrays: list[Maps] = [np.frombuffer(buffer, np.float16).reshape(-1, *self.shape) for buffer in buffers]
         kept = {other: maps for other, maps in self._arrays.items() if self._files.is_mapped(other)}
         self._arrays = {**kept, shard: arrays}

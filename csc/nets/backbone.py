@@ -10,7 +10,17 @@ from csc.errors import BadConfig, BadModel
 from csc.settings import Backbone as BackboneConfig
 from csc.storage import sha256_file
 
-__all__ = ["Backbone", "Initialisation", "Inside", "StoredBackbone", "build_backbone", "initialise", "normalisation"]
+__all__ = [
+    "Backbone",
+    "Initialisation",
+    "Inside",
+    "StoredBackbone",
+    "build_backbone",
+    "from_hub",
+    "initialise",
+    "leak",
+    "normalisation",
+]
 
 COCO_CLASSES = 80
 STAGES = 4  # whose outputs `Backbone.inside` gives
@@ -134,13 +144,13 @@ def initialise(config: BackboneConfig, init: str, *, allow_leaky: bool) -> tuple
     backbone = build_backbone(config)
     if init == "scratch":
         return backbone, Initialisation("scratch", "random", "")
-    path = _from_hub(config.name) if init == "hub" else Path(init).expanduser()
+    path = from_hub(config.name) if init == "hub" else Path(init).expanduser()
     leaky = _load_file(backbone, path, allow_leaky)
     kind, source = ("hub", config.name) if init == "hub" else ("file", path.name)
     return backbone, Initialisation(kind, source, sha256_file(path), leaky)
 
 
-def _from_hub(name: str) -> Path:
+def from_hub(name: str) -> Path:
     """Fetch timm's weights for a model as safetensors; timm itself would fall back to a pickled file."""
     import timm
     from huggingface_hub import hf_hub_download
@@ -176,10 +186,7 @@ def _load_file(backbone: Backbone, path: Path, allow_leaky: bool) -> bool:
         raise BadModel(f"init={path}: not readable as safetensors ({error})") from None
     leaky = _is_leaky(path, weights)
     if leaky and not allow_leaky:
-        raise BadModel(
-            f"init={path}: these weights were fine-tuned on the labels of MS-COCO, so results would leak; "
-            "use ImageNet weights, or set allow_leaky_init=true to have every result marked"
-        )
+        raise leak(str(path))
     own = backbone.net.state_dict()
     missing = [name for name in own if name not in weights]
     wrong = [name for name in own if name in weights and own[name].shape != weights[name].shape]
@@ -190,6 +197,14 @@ def _load_file(backbone: Backbone, path: Path, allow_leaky: bool) -> bool:
         )
     backbone.net.load_state_dict({name: weights[name] for name in own})
     return leaky
+
+
+def leak(init: str) -> BadModel:
+    """What to say of weights that have seen COCO labels, where that is not allowed."""
+    return BadModel(
+        f"init={init}: these weights were fine-tuned on the labels of MS-COCO, so results would leak; "
+        "use ImageNet weights, or set allow_leaky_init=true to have every result marked"
+    )
 
 
 def _is_leaky(path: Path, weights: dict[str, Tensor]) -> bool:

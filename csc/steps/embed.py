@@ -15,23 +15,26 @@ from csc.data.dataset import SPLITS, Dataset
 from csc.data.features import (
     BATCH_ROWS,
     CARD,
+    REMEDY,
     WEIGHTS,
     FeatureCard,
     Maps,
     features_key,
     features_place,
+    has_weights,
     read_features,
+    refuse_leaky,
     view_place,
     write_maps,
 )
 from csc.data.partial import View
-from csc.errors import BadConfig
+from csc.errors import BadConfig, BadData
 from csc.model import save_tensors
 from csc.progress import Bar
 from csc.scenario import Scenario
 from csc.settings import Config
 from csc.steps.ingest import Origin
-from csc.storage import atomic_place, exists, join, read_json, sha256_file, write_bytes
+from csc.storage import atomic_place, exists, join, read_json, sha256_file, writable, write_bytes
 
 if TYPE_CHECKING:
     from csc.data.loading import Batch
@@ -59,6 +62,7 @@ def embed(origin: str, scenario: str, config: str) -> str:
     place = features_place(dataset, features_key(settings, dataset.fingerprint))
     views = settings.features.views if settings.input.augment else 0
     if _are_there(place, views, dataset):
+        refuse_leaky(read_features(place), settings)
         print(f"data: feature maps are there · {place}")
     else:
         _Embedding(settings, dataset, place).run(views)
@@ -66,8 +70,11 @@ def embed(origin: str, scenario: str, config: str) -> str:
 
 
 def _are_there(place: str, views: int, dataset: Dataset) -> bool:
-    """Whether maps are complete: the card promises so many views, and all images are in the index of each."""
-    if not exists(join(place, CARD)) or read_features(place).views < views:
+    """Whether maps are complete: a card promises so many views, with all images in the index of each, and weights."""
+    if not exists(join(place, CARD)):
+        return False
+    card = read_features(place)
+    if card.views < views or not has_weights(place, card):
         return False
     training, test = (dataset.splits[split]["images"] for split in SPLITS)
     wanted = [training + test, *[training] * views]
@@ -78,7 +85,13 @@ def _finished(place: str, view: int) -> list[dict[str, Any]]:
     """What the index of a view says of its finished shards, which are the first ones."""
     index = join(view_place(place, view), INDEX)
     finished: list[dict[str, Any]] = read_json(index) if exists(index) else []
+    if not isinstance(finished, list) or not all(_is_entry(shard) for shard in finished):
+        raise BadData(f"{index}: not an index of feature maps; {REMEDY}")
     return finished
+
+
+def _is_entry(shard: object) -> bool:
+    return isinstance(shard, dict) and isinstance(shard.get("rows"), int)
 
 
 class _MadeMeanwhile(Exception):
@@ -91,19 +104,21 @@ class _Embedding:
     def __init__(self, settings: Config, dataset: Dataset, place: str) -> None:
         from torch import nn
 
+        from csc import training
         from csc.distributed import alone
         from csc.nets.backbone import initialise, normalisation
         from csc.nets.network import Network
-        from csc.training import seed_everything
 
         self.settings, self.dataset, self.place = settings, dataset, place
-        seed_everything(settings.seed, 1)  # random weights are those that the base task would start from
+        training.seed_everything(settings.seed, 1)  # random weights are those that the base task would start from
         backbone, self.initialisation = initialise(
             settings.backbone, settings.init, allow_leaky=settings.allow_leaky_init
         )
         self.mean, self.std = normalisation(backbone)
         self.device = alone().device
-        self.network = Network(backbone, nn.Identity(), self.mean, self.std).to(self.device).eval()
+        self.weights = backbone.state_dict()  # before batch-norms are folded: whoever learns from maps saves these
+        network = Network(backbone, nn.Identity(), self.mean, self.std)
+        self.network = training.place(network, settings, self.device, learns=False)
         table = dataset.labels().select(["image_id", "split", "shard", "row"])
         self.shards = [table.filter(pc.equal(table["shard"], number)) for number in range(_shards(table))]
         self.of_training = _shards(table.filter(pc.equal(table["split"], "train")))  # they are the first ones
@@ -141,7 +156,8 @@ class _Embedding:
         done = sum(map(len, shards[:first]))
         with Bar(f"data: embed view {view}", sum(map(len, shards)), "images", done=done) as bar:
             for number, maps in enumerate(self._maps(shards[first:], view, bar), first):
-                with atomic_place(join(view_place(self.place, view), f"{number:05d}.arrow")) as aside:
+                file = join(view_place(self.place, view), f"{number:05d}.arrow")
+                with atomic_place(file) as aside, writable(aside):
                     rows = write_maps(maps, shape, aside)
                     entry = {"rows": rows, "bytes": aside.stat().st_size, "sha256": sha256_file(aside)}
                     if len(_finished(self.place, view)) > number:
@@ -197,7 +213,7 @@ class _Embedding:
     def _put_weights(self) -> tuple[int, str]:
         """Keep the backbone beside its maps; return its size and SHA-256."""
         with atomic_place(join(self.place, WEIGHTS)) as aside:
-            save_tensors(self.network.backbone.state_dict(), aside)
+            save_tensors(self.weights, aside)
             return aside.stat().st_size, sha256_file(aside)
 
 

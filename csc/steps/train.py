@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from csc.config import resolve
-from csc.data.features import FeatureCard, backbone_weights, read_features
+from csc.data.features import FeatureCard, backbone_weights, read_features, refuse_leaky
 from csc.data.partial import View, read_view
 from csc.errors import BadConfig, BadModel
 from csc.memory import Memory, read_memory, update, write_memory
@@ -256,13 +256,12 @@ def _initialised(settings: Config, card: ModelCard) -> _Start:
 
 def _on_maps(settings: Config, card: ModelCard, features: str) -> _Start:
     """A fresh head on cached maps; the backbone that made them comes along as weights."""
-    from safetensors.torch import load_file
-
     from csc.nets.backbone import StoredBackbone
     from csc.nets.network import Network, build_head
 
     made = read_features(features)
-    backbone = StoredBackbone(load_file(backbone_weights(features)), made.shape[0])
+    refuse_leaky(made, settings)
+    backbone = StoredBackbone(load_tensors(backbone_weights(features)), made.shape[0])
     network = Network(backbone, build_head(settings, backbone.channels, card.groups), made.mean, made.std)
     return _Start(network, None, ModelCard(**{**vars(card), **_inherited(made)}))
 

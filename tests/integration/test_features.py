@@ -1,11 +1,17 @@
 """Runs on cached feature maps, from a folder and from a bucket, through the compiled pipeline."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
-from tests.integration.conftest import SMALL, csc, last_results
+from csc.data.dataset import Dataset
+from csc.data.images import ImageShards
+from tests.integration.conftest import SMALL, csc, environment, last_results
 
 pytest_plugins = ["tests.s3"]
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("features")]
@@ -37,7 +43,7 @@ def test_the_maps_are_made_once_and_every_method_and_seed_uses_them(embedded):
     assert len(last_results(workdir)) == 2
 
 
-def test_the_registry_has_the_epochs_the_lineage_and_a_model_that_takes_images(embedded, monkeypatch):
+def test_the_registry_has_the_epochs_and_the_lineage(embedded):
     from mlflow.tracking import MlflowClient
 
     _, workdir, _ = embedded
@@ -52,6 +58,26 @@ def test_the_registry_has_the_epochs_the_lineage_and_a_model_that_takes_images(e
     assert len(client.search_runs([experiment], "tags.`csc.run_key` = '" + child.data.tags["csc.run_key"] + "'")) == 3
 
 
+def test_the_registered_model_takes_images_and_says_what_its_head_said_of_their_maps(embedded, tmp_path):
+    data, workdir, _ = embedded
+    scored = [path for path in (workdir / "pipeline").rglob("scores") if path.is_file()]
+    scores = next(table for table in map(pq.read_table, map(str, scored)) if "9" in table.column_names).slice(0, 1)
+    labels = Dataset.open(data).labels()
+    image = labels.filter(pc.equal(labels["image_id"], scores["image_id"][0])).to_pylist()[0]
+    (tmp_path / "scene.jpg").write_bytes(ImageShards(data / "images").jpeg(image["shard"], image["row"]))
+    program = (
+        "import json, mlflow, sys; mlflow.set_tracking_uri(sys.argv[1])\n"
+        "answer = mlflow.pyfunc.load_model('models:/digits-b0c5-csc@task-02').predict([sys.argv[2]])\n"
+        "print(json.dumps(answer.to_dict('records')))\n"
+    )
+    words = [sys.executable, "-c", program, f"sqlite:///{workdir / 'mlflow.db'}", str(tmp_path / "scene.jpg")]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=environment(), timeout=600)
+    assert done.returncode == 0, done.stderr
+    (answer,) = json.loads(done.stdout.splitlines()[-1])
+    assert list(answer) == list("0123456789")
+    assert answer == pytest.approx({name: scores[name][0].as_py() for name in answer}, abs=1e-2)
+
+
 def test_data_maps_and_cache_work_from_a_bucket(bucket, tmp_path, monkeypatch):
     monkeypatch.setenv("CSC_CACHE", str(tmp_path / "cache"))
     done = csc("run", "digits-b0c5", "--data", f"{bucket}/digits", "--workdir", tmp_path / "work", settings=ON_MAPS)
@@ -61,7 +87,6 @@ def test_data_maps_and_cache_work_from_a_bucket(bucket, tmp_path, monkeypatch):
     assert len(views) == 2
     cached = [path for path in (tmp_path / "cache").iterdir() if path.is_file()]
     assert cached  # shards of maps, and of images while they were embedded
-    from csc.data.dataset import Dataset
     from csc.storage import list_below
 
     names = {name for name, _ in list_below(f"{bucket}/digits")}

@@ -149,6 +149,15 @@ def test_a_method_that_changes_the_backbone_says_that_it_cannot_be_frozen(
     assert "cannot be frozen" in message
 
 
+@pytest.mark.parametrize("method", ["l2p", "lwf"])
+def test_prompts_change_the_backbone_whatever_the_method(method: str):
+    wanted = {"method": method, "head": "prompts", "init": "scratch"}
+    assert not resolve("digits", wanted).backbone.frozen
+    message = refused("digits", {**wanted, "backbone": {"frozen": True}, "features": {"views": 1}})
+    assert ("method 'l2p'" if method == "l2p" else "head=prompts") in message
+    assert "cannot be frozen" in message
+
+
 def test_a_low_rank_needs_a_learned_matrix():
     message = refused("voc", {"cigcn": {"rank": 4, "correlation": "Z->S"}})
     assert "cigcn.rank=4" in message

@@ -2,14 +2,19 @@
 
 import hashlib
 import json
-from collections.abc import Iterable
+import resource
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch import nn
 
 from csc.data.dataset import Dataset
 from csc.data.digits import ingest_digits
@@ -18,6 +23,7 @@ from csc.data.features import (
     WEIGHTS,
     FeatureShards,
     Maps,
+    backbone_weights,
     features_key,
     read_features,
     view_place,
@@ -27,17 +33,22 @@ from csc.data.loading import evaluation_batches, training_batches
 from csc.data.maps import map_batches
 from csc.data.partial import View
 from csc.data.writing import Making
-from csc.errors import BadConfig, BadData
+from csc.errors import BadConfig, BadData, BadModel
+from csc.model import save_tensors
 from csc.nets.backbone import StoredBackbone, build_backbone
 from csc.nets.network import Network, build_head
+from csc.scenario import Task
 from csc.steps import embed as step
 from csc.steps.embed import embed, unlabelled
+from csc.steps.evaluate import _write_scores
 from csc.steps.ingest import Origin
+from csc.steps.train import _on_maps
 from csc.version import code_version
 from tests.builders import contents
-from tests.unit.training.bench import NEW, ROWS, SCENARIO, Bench, one_line, settings, without_speed
+from tests.unit.training.bench import NEW, ROWS, SCENARIO, Bench, card_of, one_line, settings, without_speed
 
 FROZEN = ("backbone.frozen=true", "features.views=1")
+HALF: dict[str, float] = {"rtol": 1e-3, "atol": 1e-5}  # what rounding to float16 may change
 
 
 @pytest.fixture
@@ -68,6 +79,13 @@ def embedded(place: str, *items: str) -> str:
     return embed(origin(place), SCENARIO, settings(*FROZEN, *items).to_json())
 
 
+def refusal(action: Callable[[], object]) -> str:
+    with pytest.raises(BadData, match="remove the folder and embed again") as error:
+        action()
+    assert one_line(error)
+    return str(error.value)
+
+
 def test_maps_are_what_the_backbone_sees(place: str, views: dict[int, View]):
     features = embedded(place)
     card = read_features(features)
@@ -81,8 +99,43 @@ def test_maps_are_what_the_backbone_sees(place: str, views: dict[int, View]):
     assert found.images.dtype == torch.float16
     assert found.images.is_contiguous(memory_format=torch.channels_last)
     assert tuple(found.images.shape[1:]) == card.shape
-    torch.testing.assert_close(found.images.float(), expected, atol=1e-2, rtol=1e-2)
+    torch.testing.assert_close(found.images.float(), expected, **HALF)
     assert found.targets.shape == (ROWS, 2 * NEW)
+
+
+def weights_file(path: Path, seed: int = 0, classes: int = 0) -> Path:
+    """Weights as training leaves them behind, and a head for so many classes."""
+    torch.manual_seed(seed)
+    net = build_backbone(settings().backbone).net
+    for part in net.modules():
+        if isinstance(part, nn.BatchNorm2d):
+            part.running_mean.normal_(0, 0.1)
+            part.running_var.uniform_(0.5, 2)
+    save_tensors({**net.state_dict(), "fc.weight": torch.zeros(classes, 8)}, path)
+    return path
+
+
+def test_the_network_that_embeds_is_folded_and_the_weights_beside_the_maps_are_not(
+    place: str, tmp_path: Path, views: dict[int, View], monkeypatch: pytest.MonkeyPatch
+):
+    made = list[Any]()
+    run = step._Embedding.run
+    monkeypatch.setattr(step._Embedding, "run", lambda self, count: (made.append(self), run(self, count))[1])
+    init = weights_file(tmp_path / "weights.safetensors")
+    features = embedded(place, f"init={init}", "train.channels_last=auto")
+    assert not any(isinstance(part, nn.BatchNorm2d) for part in made[0].network.modules())
+    kept, given = load_file(backbone_weights(features)), load_file(init)
+    backbone = build_backbone(settings().backbone)
+    assert set(kept) == set(backbone.state_dict())
+    assert all(torch.equal(value, given[name.removeprefix("net.")]) for name, value in kept.items())
+    backbone.load_state_dict(kept)
+    card = read_features(features)
+    network = Network(backbone, nn.Identity(), card.mean, card.std).eval()
+    images = next(evaluation_batches(views[1], [range(ROWS)], size=32, workers=0)).images
+    with torch.inference_mode():
+        expected = network.features(images)
+    found = next(map_batches(views[1], features, [(0, [range(ROWS)])], 0, views=0)).images
+    torch.testing.assert_close(found.float(), expected, **HALF)
 
 
 def test_nothing_beside_the_maps_tells_a_label(place: str):
@@ -109,7 +162,7 @@ def test_augmented_views_are_maps_of_augmented_images(place: str, views: dict[in
     with torch.inference_mode():
         expected = network.features(batch.images)[0].permute(1, 2, 0)
     found = torch.from_numpy(FeatureShards(features, 2, card.shape).map(shard, row).astype(np.float32))
-    torch.testing.assert_close(found, expected, atol=1e-2, rtol=1e-2)
+    torch.testing.assert_close(found, expected, **HALF)
 
 
 def test_one_loader_makes_a_view_and_the_place_of_an_image_decides_its_augmentation(
@@ -133,7 +186,7 @@ def test_one_loader_makes_a_view_and_the_place_of_an_image_decides_its_augmentat
         with torch.inference_mode():
             expected = torch.cat([network.features(batch.images).permute(0, 2, 3, 1) for batch in batches])
         found = np.stack([FeatureShards(features, 1, card.shape).map(shard, row) for row in range(24)])
-        assert np.array_equal(found, expected.to(torch.float16).numpy())
+        torch.testing.assert_close(torch.from_numpy(found).float(), expected, **HALF)
 
 
 def test_training_draws_from_the_augmented_views_and_changes_them_by_epoch(place: str, views: dict[int, View]):
@@ -262,6 +315,32 @@ def test_what_decides_a_map_is_in_the_key(dataset: Dataset, item: str):
     assert features_key(settings(*FROZEN), "other data") not in names
 
 
+def test_maps_of_other_weights_from_the_hub_lie_elsewhere(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    first, second = (weights_file(tmp_path / f"{seed}.safetensors", seed) for seed in range(2))
+    behind_the_name = [first]
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_: str(behind_the_name[-1]))
+    features = embedded(place, "init=hub")
+    assert embedded(place, "init=hub") == features
+    assert embedded(place, f"init={first}") == features  # the same weights
+    behind_the_name.append(second)
+    assert embedded(place, "init=hub") != features
+
+
+def test_finished_maps_of_weights_that_leak_are_refused_unless_allowed(
+    place: str, tmp_path: Path, tasks: tuple[Task, ...]
+):
+    init = f"init={weights_file(tmp_path / 'innocent.safetensors', classes=80)}"
+    features = embedded(place, init, "allow_leaky_init=true")
+    assert embedded(place, init, "allow_leaky_init=true") == features
+    with pytest.raises(BadModel, match="allow_leaky_init=true") as error:
+        embedded(place, init)
+    assert one_line(error)
+    for allowed in (True, False):
+        config = settings(*FROZEN, init, f"allow_leaky_init={allowed}")
+        with nullcontext() if allowed else pytest.raises(BadModel, match=r"MS-COCO.*allow_leaky_init=true"):
+            _on_maps(config, card_of(config, tasks[0]), features)
+
+
 def test_training_on_maps_is_training_with_a_frozen_backbone(place: str, bench: Bench):
     """Equal up to the half precision of the maps."""
     config = settings(*FROZEN)
@@ -319,3 +398,101 @@ def test_maps_that_are_not_there_are_named(tmp_path: Path, views: dict[int, View
     (tmp_path / CARD).write_text(json.dumps({"key": "x"}))
     with pytest.raises(BadData, match="embed again"):
         read_features(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"views": "x"},
+        {"views": None},
+        {"shape": [96, 2]},
+        {"shape": ["a", 2, 2]},
+        {"shape": 96},
+        {"mean": "abc"},
+        {"backbone": {}},
+        {"backbone": []},
+        {"backbone": {"bytes": "x", "sha256": ""}},
+        {"initialisation": None},
+    ],
+)
+def test_a_card_with_values_of_another_kind_is_refused(place: str, wrong: dict[str, Any]):
+    card = Path(embedded(place), CARD)
+    card.write_text(json.dumps(json.loads(card.read_text()) | wrong))
+    for read in (lambda: read_features(str(card.parent)), lambda: embedded(place)):
+        assert refusal(read).startswith(f"{card}: ")
+
+
+@pytest.mark.parametrize("content", ["{}", "[1]", "[{}]", '[{"rows": "x"}]', "5"])
+def test_an_index_of_another_form_is_refused(place: str, content: str):
+    index = Path(view_place(embedded(place), 0), "index.json")
+    index.write_text(content)
+    assert refusal(lambda: embedded(place)).startswith(f"{index}: ")
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize("damage", [cut, Path.unlink])
+def test_weights_that_are_cut_or_missing_are_refused_by_training_and_made_again_by_embedding(
+    place: str, tasks: tuple[Task, ...], damage: Callable[[Path], None]
+):
+    features, config = embedded(place), settings(*FROZEN)
+    whole = contents(Path(features))
+    damage(Path(features, WEIGHTS))
+    message = refusal(lambda: _on_maps(config, card_of(config, tasks[0]), features))
+    assert message.startswith(f"{features}/{WEIGHTS}: ")
+    assert embedded(place) == features
+    assert contents(Path(features)) == whole
+
+
+def test_weights_with_other_bytes_are_refused(place: str, tasks: tuple[Task, ...]):
+    features, config = embedded(place), settings(*FROZEN)
+    file = Path(features, WEIGHTS)
+    file.write_bytes(bytes(file.stat().st_size))
+    with pytest.raises(BadModel, match=WEIGHTS) as error:
+        _on_maps(config, card_of(config, tasks[0]), features)
+    assert one_line(error)
+
+
+@pytest.mark.parametrize(
+    ("rows", "shape", "reason"),
+    [(3, (96, 2, 2), "has no row 70"), (80, (96, 1, 2), "2 × 2 × 96"), (80, (97, 2, 2), "2 × 2 × 96")],
+)
+def test_a_shard_with_too_few_rows_or_other_maps_is_refused(
+    rows: int, shape: tuple[int, int, int], reason: str, tmp_path: Path
+):
+    channels, height, width = shape
+    file = Path(view_place(str(tmp_path), 0), "00000.arrow")
+    file.parent.mkdir()
+    write_maps([np.zeros((rows, height, width, channels), np.float16)], shape, file)
+    message = refusal(lambda: FeatureShards(str(tmp_path), 0, (96, 2, 2)).map(0, 70))
+    assert message.startswith(f"{file}: ")
+    assert reason in message
+
+
+@contextmanager
+def small_disk(room: int) -> Iterator[None]:
+    """Let no file grow beyond so many bytes; as on a full disk, that shows while writing."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_maps_that_do_not_fit_on_the_disk_are_one_line_and_leave_nothing(place: str):
+    with pytest.raises(BadData, match=r"cannot write .*File too large") as error, small_disk(8192):
+        embedded(place)
+    assert one_line(error)
+    assert contents(Path(place, "features")) == {}
+    assert read_features(embedded(place)).views == 0
+
+
+def test_scores_that_do_not_fit_on_the_disk_are_one_line_and_leave_nothing(tmp_path: Path, views: dict[int, View]):
+    scores = np.zeros((ROWS, NEW), np.float32)
+    with pytest.raises(BadData, match=r"cannot write .*scores\.parquet: .*File too large") as error, small_disk(64):
+        _write_scores(views[1], [scores], tmp_path / "scores.parquet")
+    assert one_line(error)
+    assert contents(tmp_path) == {}
