@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from csc.data.dataset import SPLITS, Dataset
+from csc.data.mending import is_undamaged
 from csc.data.shards import Encoded, Listed
 from csc.data.writing import ALONE, Making, write_dataset
 from csc.errors import BadConfig, BadData
@@ -85,9 +86,10 @@ def ingest_digits(
     }
     if exists(join(out, "dataset.json")):
         present = Dataset.open(os.fspath(out))
-        if present.source == source:
+        if present.source != source:
+            raise BadData(f"{out}: already holds another data set; choose another --out or remove it")
+        if is_undamaged(present):
             return present
-        raise BadData(f"{out}: already holds another data set; choose another --out or remove it")
     counts = dict(zip(SPLITS, (train, test), strict=True))
     listing = _listing(counts, seed)
     return write_dataset(out, "digits", DIGIT_CLASSES, listing, _Scenes(size, seed), source, making=making)

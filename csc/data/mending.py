@@ -10,7 +10,7 @@ from csc.data.workers import for_each_part
 from csc.errors import BadData
 from csc.storage import atomic_place, is_remote, join, list_below, local_path, read_json
 
-__all__ = ["mend"]
+__all__ = ["is_undamaged", "mend"]
 
 
 def mend(dataset: Dataset, parts: Sequence[Part], images: Images, workers: int) -> Iterator[str]:
@@ -28,6 +28,11 @@ def mend(dataset: Dataset, parts: Sequence[Part], images: Images, workers: int) 
         raise _beyond_repair(dataset, _file(dataset, damaged[0]))  # it was sharded in another way
     work = functools.partial(_make_again, dataset, {number: index[number]["sha256"] for number in damaged})
     yield from for_each_part(work, images, [parts[number] for number in damaged], workers)
+
+
+def is_undamaged(dataset: Dataset) -> bool:
+    """Whether there is nothing to mend."""
+    return not _damaged(dataset, _index(dataset))
 
 
 def _file(dataset: Dataset, number: int) -> str:
