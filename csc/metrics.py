@@ -4,13 +4,15 @@ Every function takes `scores`, the sigmoid confidences (images, classes), and `t
 same shape, and keeps no state. Fractions are 0..1 here; only `evaluate` speaks in percent, as the paper does.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from csc.cores import cores
 from csc.errors import BadData
 
 __all__ = [
@@ -28,6 +30,7 @@ __all__ = [
 
 Scores = NDArray[np.floating[Any]]
 Targets = NDArray[np.bool_]
+T = TypeVar("T")
 
 _ENTROPY_EPSILON = 1e-5  # inside the logarithm, as in the loss
 _MANY_TIES = 200  # positives of one class
@@ -66,23 +69,31 @@ def average_precision(scores: Scores, targets: Targets) -> NDArray[np.float64]:
         >>> average_precision(scores, targets).round(4)
         array([0.8333, 0.    ])
     """
-    return _average_precision(_columns(scores), _columns(targets), np.sort(_columns(scores), axis=1))
+    columns = _columns(scores)
+    return _average_precision(columns, _columns(targets), _ordered(columns))
 
 
 def _average_precision(columns: Scores, hits: Targets, ordered: Scores) -> NDArray[np.float64]:
     """Average precision from scores and labels with classes first, and the scores in rising order."""
-    ranks = map(_ranks_of_positives, columns, hits, ordered)
+    ranks = _for_each_class(_ranks_of_positives, columns, hits, ordered)
     return np.array([np.mean(np.arange(1, rank.size + 1) / rank) if rank.size else 0.0 for rank in ranks])
 
 
 def _ranks_of_positives(column: Scores, hits: Targets, ordered: Scores) -> NDArray[np.intp]:
     """Return the ranks, from 1, of a class's positives among all its scores, best first.
 
-    Only the few positives need their place, and sorting values is many times faster than sorting indices. The index
-    decides between equal scores: it is looked at where a positive has equals, unless there are very many of them.
+    Only the few positives need their place, and sorting values is many times faster than sorting indices.
     """
+    positives = np.sort(column[np.flatnonzero(hits)])
+    above = np.searchsorted(ordered, positives, side="right")
+    if (ordered[above - 2] == positives).any():
+        return _ranks_among_equals(column, hits, ordered)
+    return column.size - above[::-1] + 1
+
+
+def _ranks_among_equals(column: Scores, hits: Targets, ordered: Scores) -> NDArray[np.intp]:
+    """The same where positives have equals: the index decides, and is looked at for them, unless they are very many."""
     places = np.flatnonzero(hits)
-    places = places[np.argsort(column[places])]  # neighbours are quickly found one after the other
     positives = column[places]
     ranks = column.size - np.searchsorted(ordered, positives, side="right") + 1
     equals = column.size - np.searchsorted(ordered, positives) - ranks
@@ -161,7 +172,7 @@ def expected_calibration_error(scores: Scores, targets: Targets, bins: int = 15)
         >>> round(expected_calibration_error(np.array([[0.9], [0.9], [0.2]]), np.array([[True], [False], [False]])), 4)
         0.3333
     """
-    return _calibration_error(np.sort(_columns(scores), axis=1), scores[targets], bins)
+    return _calibration_error(_ordered(_columns(scores)), scores[targets], bins)
 
 
 def _calibration_error(ordered: Scores, of_positives: Scores, bins: int = 15) -> float:
@@ -187,7 +198,7 @@ def confidence_histogram(
         >>> confidence_histogram(np.array([[0.1, 0.6], [0.9, 1.0]]), np.array([[False, False], [True, True]]), bins=2)
         (array([0, 2]), array([1, 1]))
     """
-    return _confidence_histogram(np.sort(_columns(scores), axis=1), scores[targets], bins)
+    return _confidence_histogram(_ordered(_columns(scores)), scores[targets], bins)
 
 
 def _confidence_histogram(
@@ -246,7 +257,7 @@ def evaluate(
     _check(scores, targets, classes, best_ap)
     # The dtype stays as it is: 0.8 as float32 is not above a threshold of 0.8, but would be after a cast to float64.
     columns, hits = _columns(scores), _columns(targets)
-    ordered, of_positives = np.sort(columns, axis=1), scores[targets]  # sorted once for all that needs an order
+    ordered, of_positives = _ordered(columns), scores[targets]  # sorted once for all that needs an order
     at_threshold = _precision_recall_f1(columns > threshold, hits)
     ap = dict(zip(classes, (100 * _average_precision(columns, hits, ordered)).tolist(), strict=True))
     positives, negatives = _confidence_histogram(ordered, of_positives)
@@ -297,6 +308,19 @@ def _ratio(part: Any, whole: Any) -> NDArray[np.float64]:
 def _columns(values: NDArray[Any]) -> NDArray[Any]:
     """Classes first, each in one piece of memory."""
     return np.ascontiguousarray(values.T)
+
+
+def _ordered(columns: Scores) -> Scores:
+    """The scores of each class in rising order."""
+    ordered = columns.copy()
+    _for_each_class(np.ndarray.sort, ordered)
+    return ordered
+
+
+def _for_each_class(function: Callable[..., T], *columns: NDArray[Any]) -> list[T]:
+    """What a function gives for each class; the cores share them, as numpy lets others work while it sorts."""
+    with ThreadPoolExecutor(cores()) as pool:
+        return list(pool.map(function, *columns))
 
 
 def _edges(scores: Scores, bins: int) -> Scores:
