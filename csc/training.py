@@ -20,6 +20,7 @@ from csc.data.maps import map_batches
 from csc.data.partial import View
 from csc.distributed import Group, alone, together
 from csc.errors import BadConfig, BadData
+from csc.heap import keep_memory
 from csc.memory import Memory, joined
 from csc.methods import method
 from csc.methods.base import Method, Replay, Step
@@ -45,6 +46,8 @@ def seed_everything(seed: int, task: int) -> None:
 
 def place(network: Network, config: Config, device: torch.device, *, learns: bool = True) -> Network:
     """Put a network on a device, as is fastest there; one that does not learn is in evaluation and stays so."""
+    if device.type == "cpu":
+        keep_memory()
     if not learns:
         backbone = network.eval().backbone
         if isinstance(backbone, Backbone):
