@@ -1,7 +1,11 @@
 """oEWC: online elastic weight consolidation (Schwarz et al., ICML 2018), for many labels."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
 from csc.methods import register
 from csc.methods.base import Lesson
@@ -25,12 +29,17 @@ class OnlineEWC(FineTune):
 
     def penalty(self, network: Network) -> dict[str, Tensor]:
         """λ Σ F (θ - θ*)²; nothing in the base task."""
-        parts = [
-            (self._on(value, f"fisher.{name}") * (value - self._on(value, f"star.{name}")).square()).sum()
+        held = {
+            name: value
             for name, value in network.named_parameters()
             if value.requires_grad and f"fisher.{name}" in self.state
-        ]
-        return {"ewc": self.config.oewc.weight * torch.stack(parts).sum()} if parts else {}
+        }
+        if not held:
+            return {}
+        fishers = [self._on(value, f"fisher.{name}") for name, value in held.items()]
+        stars = [self._on(value, f"star.{name}") for name, value in held.items()]
+        pull: Tensor = _Pull.apply(fishers, stars, *held.values())
+        return {"ewc": self.config.oewc.weight * pull}
 
     def finish(self, lesson: Lesson) -> None:
         """Estimate the Fisher information of the task and keep the weights."""
@@ -61,3 +70,22 @@ class OnlineEWC(FineTune):
             grown[tuple(slice(size) for size in kept.shape)] = kept.to(parameter.device)
             self.state[name] = kept = grown
         return kept
+
+
+class _Pull(Function):
+    """Σ F (θ - θ*)² over all parameters; F (θ - θ*), half its gradient, is kept, so that backward is one product."""
+
+    @staticmethod
+    def forward(ctx: Any, fishers: Sequence[Tensor], stars: Sequence[Tensor], *parameters: Tensor) -> Tensor:
+        total = parameters[0].new_zeros(())
+        pulls = []
+        for fisher, star, value in zip(fishers, stars, parameters, strict=True):
+            away = value - star
+            pulls.append(fisher * away)
+            total += away.mul_(pulls[-1]).sum()
+        ctx.save_for_backward(*pulls)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return None, None, *(2 * gradient * pull for pull in ctx.saved_tensors)
