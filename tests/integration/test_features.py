@@ -21,7 +21,7 @@ ON_MAPS = (*SMALL, "backbone.frozen=true", "features.views=1", "input.augment=fa
 
 @pytest.fixture(scope="module")
 def embedded(scenes, tmp_path_factory):
-    """A finished run on maps: the copy of the data that holds them, the work folder, and what it printed."""
+    """A finished run on maps: the copy of the data that holds them, the work folder, its scores and what it printed."""
     folder = tmp_path_factory.mktemp("maps")
     data = folder / "set"
     data.mkdir()
@@ -29,11 +29,12 @@ def embedded(scenes, tmp_path_factory):
         (data / item.name).symlink_to(item)
     done = csc("run", "digits-b0c5", "--data", data, "--workdir", folder / "work", settings=ON_MAPS)
     assert done.returncode == 0, done.stdout + done.stderr
-    return data, folder / "work", done.stdout
+    scored = [path for path in (folder / "work" / "pipeline").rglob("scores") if path.is_file()]
+    return data, folder / "work", scored, done.stdout
 
 
 def test_the_maps_are_made_once_and_every_method_and_seed_uses_them(embedded):
-    data, workdir, output = embedded
+    data, workdir, _, output = embedded
     assert "embed view 0" in output
     assert len(list((data / "features").iterdir())) == 1
     again = csc("run", "digits-b0c5", "--method", "lwf", "--data", data, "--workdir", workdir, settings=ON_MAPS)
@@ -46,7 +47,7 @@ def test_the_maps_are_made_once_and_every_method_and_seed_uses_them(embedded):
 def test_the_registry_has_the_epochs_and_the_lineage(embedded):
     from mlflow.tracking import MlflowClient
 
-    _, workdir, _ = embedded
+    _, workdir, *_ = embedded
     client = MlflowClient(f"sqlite:///{workdir / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("csc-digits").experiment_id
     version = client.get_model_version_by_alias("digits-b0c5-csc", "task-02")
@@ -59,8 +60,7 @@ def test_the_registry_has_the_epochs_and_the_lineage(embedded):
 
 
 def test_the_registered_model_takes_images_and_says_what_its_head_said_of_their_maps(embedded, tmp_path):
-    data, workdir, _ = embedded
-    scored = [path for path in (workdir / "pipeline").rglob("scores") if path.is_file()]
+    data, workdir, scored, _ = embedded
     scores = next(table for table in map(pq.read_table, map(str, scored)) if "9" in table.column_names).slice(0, 1)
     labels = Dataset.open(data).labels()
     image = labels.filter(pc.equal(labels["image_id"], scores["image_id"][0])).to_pylist()[0]
