@@ -116,6 +116,7 @@ def unmeasured(name: str, monkeypatch: pytest.MonkeyPatch) -> list[Result]:
         return dict.fromkeys(variants, 1.0)
 
     monkeypatch.setattr(f"csc.bench.{name}._Case", MagicMock())
+    monkeypatch.setattr("csc.bench.step._apart", MagicMock())
     monkeypatch.setattr(f"csc.bench.{name}.interleaved", a_second_each)
     return bench.run(name)
 
