@@ -27,10 +27,11 @@ from csc.training import Trainer, place
 
 __all__ = ["methods"]
 
-OLD, NEW, BATCH, ROUNDS = 4, 4, 16, 5  # task 2 of voc-b0c4
+OLD, NEW, BATCH, ROUNDS = 4, 4, 16, 3  # task 2 of voc-b0c4
 CLASSES = tuple(map(str, range(OLD + NEW)))
 CONVOLUTIONS, TRANSFORMER = ("tf_efficientnet_lite0", 128), ("vit_tiny_patch16_224", 224)  # name, size of images
 GOAL = 0.9
+MADE = 3  # times that everything is made anew, as in `csc.bench.step`
 Work = Callable[[], object]
 
 
@@ -39,10 +40,13 @@ def methods() -> list[Result]:
     results = []
     others = [name for name in config.methods() if name != "l2p"]
     for (backbone, size), names in ((CONVOLUTIONS, others), (TRANSFORMER, ["l2p"])):
-        cases = {name: _Case(name, backbone, size) for name in dict.fromkeys(["finetune", *names])}
-        steps = {name: case.step() for name, case in cases.items()}
-        limits = {f"{name} limit": case.limit() for name, case in cases.items()}
-        best = interleaved(steps | limits, ROUNDS)
+        best: dict[str, float] = {}
+        for _ in range(MADE):
+            cases = {name: _Case(name, backbone, size) for name in dict.fromkeys(["finetune", *names])}
+            steps = {name: case.step() for name, case in cases.items()}
+            limits = {f"{name} limit": case.limit() for name, case in cases.items()}
+            times = interleaved(steps | limits, ROUNDS)
+            best |= {name: min(took, best.get(name, took)) for name, took in times.items()}
         for name in names:
             own, step, plain, which = best[f"{name} limit"], best[name], best["finetune"], f"{backbone} {size} px"
             passes = "its own forward, backward, update; prior forward"
