@@ -12,7 +12,7 @@ def keep_memory() -> None:
     """Have the memory that this process frees stay with it, for its next step.
 
     A step frees gigabytes and asks for them again. glibc gives large pieces back to the system at once, which then has
-    to clear every page of them: up to a third of the time of a step. Where there is no glibc, nothing happens.
+    to clear every page of them: up to a quarter of the time of a step. Where there is no glibc, nothing happens.
     """
     if sys.platform != "linux":
         return
