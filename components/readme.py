@@ -21,6 +21,7 @@ NAMES = (
     "register",
     "report",
     "collect",
+    "finish",
 )
 
 

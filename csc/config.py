@@ -2,7 +2,8 @@
 
 A configuration is resolved in layers: the defaults of `csc.settings` (the paper's), the preset of the data set
 (`presets/<data set>.yaml`), the method's own settings (`methods/config/<method>.yaml`), then what the user sets.
-The result travels through the pipeline as one JSON string; resolving it again changes nothing.
+What differs from the first three layers travels through the pipeline as one JSON string (`differences`), and every
+step resolves it again.
 """
 
 import dataclasses
@@ -18,7 +19,7 @@ import yaml
 from csc.errors import BadConfig
 from csc.settings import Config
 
-__all__ = ["learns_like", "methods", "parse_overrides", "resolve"]
+__all__ = ["differences", "learns_like", "methods", "parse_overrides", "resolve"]
 
 _ROOT = Path(__file__).parent
 _FALLBACK_PRESET = "coco"  # any other data set is treated like the larger benchmark
@@ -37,19 +38,10 @@ def resolve(dataset: str, overrides: Mapping[str, Any] | str | None = None) -> C
     method = wanted.get("method", "csc")
     if not isinstance(method, str) or method not in methods():
         raise BadConfig(f"method '{method}' is not known; choose one of {', '.join(methods())}")
-    own = _method(method)
-    like = _method(own["like"]) if "like" in own else {}  # a variant: the settings of another method, and its own
-    preset = dataset if (_ROOT / "presets" / f"{dataset}.yaml").is_file() else _FALLBACK_PRESET
-    layers = (
-        _yaml(_ROOT / "presets" / f"{preset}.yaml"),
-        like.get("settings", {}),
-        like.get("datasets", {}).get(preset, {}),
-        own.get("settings", {}),
-        own.get("datasets", {}).get(preset, {}),
-        wanted,
-    )
+    own, like = _own_and_like(method)
+    preset = _preset(dataset)
     merged: dict[str, Any] = {}
-    for layer in layers:
+    for layer in (*_layers(preset, own, like), wanted):
         _merge(merged, layer, "")
     merged["method"] = method
     _check_facts(method, own.get("facts", like.get("facts", [])), wanted, dataset if preset != dataset else "")
@@ -62,6 +54,51 @@ def resolve(dataset: str, overrides: Mapping[str, Any] | str | None = None) -> C
             "leave backbone.frozen and features.views alone"
         )
     return config
+
+
+def differences(dataset: str, config: Config) -> str:
+    """The settings that differ from the method's own on a data set, as JSON that resolves to the same configuration.
+
+    A pipeline hands it to every step, and a cluster keeps it many times over for each: all settings are 2 KB, these
+    rarely more than 100 bytes.
+
+    >>> differences("voc", resolve("voc", {"method": "lwf", "seed": 1}))
+    '{"method": "lwf", "seed": 1}'
+    """
+    own, like = _own_and_like(config.method)
+    plain: dict[str, Any] = {}
+    for layer in _layers(_preset(dataset), own, like):
+        _merge(plain, layer, "")
+    default = _build(Config, plain, "").flat()
+    always = {"method", "seed", *own.get("facts", like.get("facts", []))}
+    tree: dict[str, Any] = {}
+    for key, value in config.flat().items():
+        if key in always or value != default[key]:
+            group, _, name = key.rpartition(".")
+            (tree.setdefault(group, {}) if group else tree)[name] = value
+    return json.dumps(tree, sort_keys=True)
+
+
+def _own_and_like(method: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a method says of itself, and what the one says that it is a variant of, if any."""
+    own = _method(method)
+    return own, _method(own["like"]) if "like" in own else {}
+
+
+def _preset(dataset: str) -> str:
+    """The preset of a data set."""
+    return dataset if (_ROOT / "presets" / f"{dataset}.yaml").is_file() else _FALLBACK_PRESET
+
+
+def _layers(preset: str, own: Mapping[str, Any], like: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    """What is set before the user sets anything, from the general to the particular."""
+    return (
+        _yaml(_ROOT / "presets" / f"{preset}.yaml"),
+        like.get("settings", {}),
+        like.get("datasets", {}).get(preset, {}),
+        own.get("settings", {}),
+        own.get("datasets", {}).get(preset, {}),
+    )
 
 
 def _check_facts(method: str, keys: Sequence[str], wanted: Mapping[str, Any], unknown: str) -> None:

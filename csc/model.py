@@ -74,6 +74,20 @@ class ModelCard:
         """The configuration the model was trained with."""
         return resolve(Scenario.parse(self.scenario).dataset, self.config)
 
+    def facts(self) -> dict[str, str | int]:
+        """What the model is, flat, for people who see it as an artifact of a pipeline."""
+        return {
+            "display_name": f"{self.scenario} {self.method}, task {self.task} of {self.tasks}",
+            "scenario": self.scenario,
+            "method": self.method,
+            "task": self.task,
+            "seed": int(self.config["seed"]),
+            "classes": len(self.classes),
+            "initialisation": str(self.initialisation.get("text", "")),
+            "data": self.data_fingerprint,
+            "code": self.code_version,
+        }
+
 
 def save_network(network: "Network", card: ModelCard, folder: Path) -> None:
     """Write weights and card into an existing folder."""

@@ -20,7 +20,7 @@ they never meet the parameters that the plugin writes to its runs.
 import contextlib
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -40,6 +40,7 @@ __all__ = [
     "Registered",
     "ScenarioRun",
     "Tracker",
+    "close_runs",
     "curve",
     "fetch_model",
     "find_record",
@@ -179,6 +180,8 @@ class Tracker:
             step = self.injected
             if step is not None and step.info.run_id != run.info.run_id and "csc.role" not in step.data.tags:
                 self._set_tags(step, {**self._task, "csc.role": "step", "csc.task_run": run.info.run_id})
+            if run.info.status in ("FAILED", "KILLED"):  # so is the scenario's, by `close_runs`
+                self._open(self.client.get_run(run.data.tags["csc.scenario_run"]))
             return self._open(run)
 
     @property
@@ -483,6 +486,32 @@ def finish_scenario(run_id: str, values: Mapping[str, float], step: int, page: s
         client.set_terminated(run_id, "FINISHED")
 
 
+def close_runs(keys: Iterable[str], status: str) -> list[str]:
+    """Close what is still open of scenario runs that ended early: their own runs and those of their tasks.
+
+    A run that is open for ever looks as if somebody were still at work on it. The next try opens it again.
+
+    Args:
+        keys: of the scenario runs, see `run_key`.
+        status: `FAILED` or `KILLED`.
+
+    Returns:
+        The names of the runs that were open.
+    """
+    if _nothing_tracked():
+        return []
+    closed = []
+    with one_line():
+        client = _client()
+        experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+        for key in keys:
+            query = f"tags.`csc.run_key` = '{key}' and attributes.status = 'RUNNING'"
+            for run in client.search_runs(experiments, query):
+                client.set_terminated(run.info.run_id, status)
+                closed.append(str(run.info.run_name))
+    return closed
+
+
 @dataclass(frozen=True)
 class ScenarioRun:
     """A finished run of a whole scenario, as the server knows it."""
@@ -499,8 +528,7 @@ def finished_runs(scenario: str) -> list[ScenarioRun]:
     Args:
         scenario: name, for instance `voc-b0c4`.
     """
-    uri = tracking_uri()
-    if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).is_file():
+    if _nothing_tracked():
         return []
     query = f"tags.`csc.role` = 'scenario' and tags.`csc.scenario` = '{scenario}' and attributes.status = 'FINISHED'"
     with one_line():
@@ -519,6 +547,12 @@ def curve(run_id: str) -> tuple[float, ...]:
     with one_line():
         history = _client().get_metric_history(run_id, "mAP")
     return tuple(metric.value for metric in sorted(history, key=lambda metric: metric.step))
+
+
+def _nothing_tracked() -> bool:
+    """Whether the database is still to be made, which looking would do."""
+    uri = tracking_uri()
+    return uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).is_file()
 
 
 def _client() -> "MlflowClient":

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from csc.bench.command import RECORD
 from csc.cli import use_workdir
 from csc.command import Command
-from csc.config import parse_overrides, resolve
+from csc.config import differences, parse_overrides, resolve
 from csc.data.dataset import Dataset
 from csc.data.digits import VERSION
-from csc.errors import BadData, BadScenario
+from csc.errors import BadData, BadScenario, CscError
 from csc.pipelines.profile import SHIPPED, read_profile, run_defaults
 from csc.pipelines.window import Window
 from csc.scenario import CLASS_COUNTS, Scenario
@@ -85,7 +85,7 @@ def _compile(arguments: Namespace) -> int:
     print(scenario.announcement(classes))
     from csc.pipelines.scenario import compile_pipeline
 
-    compile_pipeline(scenario, classes, Path(arguments.output), overrides, profile, window)
+    compile_pipeline(scenario, classes, Path(arguments.output), overrides, profile, window, on_cluster=True)
     print(f"wrote {arguments.output}")
     return 0
 
@@ -125,10 +125,15 @@ def _run(arguments: Namespace) -> int:
         package = workdir / f"{pipeline_name(scenario)}.yaml"
         compile_pipeline(scenario, classes, package, overrides, profile, window)
         checkpoints = workdir / "checkpoints" / config.fingerprint(scenario.name, data)  # not those of other runs
-        inputs = {"data": data, "config": config.to_json(), "checkpoints": str(checkpoints)}
+        inputs = {
+            "data": data,
+            "config": differences(scenario.dataset, config),
+            "checkpoints": str(checkpoints),
+        }
         try:
             told = {"verbose": arguments.verbose, "first_task": window.first, "runner": arguments.runner}
-            run = run_compiled(package, inputs, workdir, **told)
+            with _closing(scenario.name, data, inputs["config"]):
+                run = run_compiled(package, inputs, workdir, **told)
         except StepCrashed as error:
             print(error, file=sys.stderr)
             return 1
@@ -139,6 +144,19 @@ def _run(arguments: Namespace) -> int:
     if window.last < window.total:
         print(f"next      the same command with --tasks {window.last + 1}-")
     return 0
+
+
+@contextlib.contextmanager
+def _closing(scenario: str, data: str, config: str) -> Iterator[None]:
+    """Close the tracked runs of a run that ends early, as the exit handler of a pipeline does on a cluster."""
+    try:
+        yield
+    except BaseException as error:
+        from csc.steps.finish import finish
+
+        with contextlib.suppress(CscError):  # why the run ended matters more
+            finish(scenario, data, config, "CANCELED" if isinstance(error, KeyboardInterrupt) else "FAILED")
+        raise
 
 
 def _tell(run: "LocalRun", page: Path, model: str, workdir: str) -> None:

@@ -6,7 +6,6 @@ arguments; scenario, tasks and profile are fixed by compiling. A window of later
 before it, looked up in the registry.
 """
 
-import json
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from kfp.dsl.base_component import BaseComponent
 from csc.components.build_dataset.component import build_dataset
 from csc.components.embed.component import embed
 from csc.components.evaluate.component import evaluate
+from csc.components.finish.component import finish
 from csc.components.ingest.component import ingest
 from csc.components.prior.component import prior as prior_model
 from csc.components.register.component import register
@@ -26,7 +26,7 @@ from csc.components.report.component import report
 from csc.components.split_labels.component import split_labels
 from csc.components.train.component import train
 from csc.components.train_on_nodes.component import train_on_nodes
-from csc.config import resolve
+from csc.config import differences, resolve
 from csc.pipelines.profile import Profile, apply, run_defaults
 from csc.pipelines.window import Window
 from csc.scenario import Scenario
@@ -35,6 +35,16 @@ from csc.storage import atomic_file
 __all__ = ["build_pipeline", "compile_pipeline", "pipeline_name"]
 
 LOCAL = Profile()
+
+# What the pages of a cluster say of a run's arguments.
+ARGUMENTS = """A scenario run.
+
+Args:
+    data: Folder or s3:// prefix of the data set.
+    config: Settings that differ from the defaults, as JSON; csc methods and the README name them.
+    checkpoints: Folder on a volume that outlives the steps, for resuming a training that died; empty for none.
+    gpus: GPUs of a train or evaluate step.
+"""
 
 
 class Results(NamedTuple):
@@ -118,6 +128,7 @@ def build_pipeline(
     settings: Mapping[str, Any] = {},
     profile: Profile = LOCAL,
     window: Window | None = None,
+    on_cluster: bool = False,
 ) -> BaseComponent:
     """Make the pipeline of a scenario.
 
@@ -128,23 +139,26 @@ def build_pipeline(
             pipeline gets an embed step, with `train.nodes` above 1 its tasks are trained by the Kubeflow Trainer.
         profile: of the place where it will run.
         window: the tasks that it has; all of them if not given.
+        on_cluster: whether an exit handler closes the MLflow runs of a run that failed. A pipeline with one has no
+            outputs, by a rule of kfp; one without returns its table and page, and whoever calls it does the closing.
     """
     window = window or Window.parse(None, scenario, classes)
-    resolved, default = resolve(scenario.dataset, settings), json.dumps(settings)
+    resolved = resolve(scenario.dataset, settings)
+    default = differences(scenario.dataset, resolved)
     base_task, incremental_task = _tasks_with(train_on_nodes if resolved.train.nodes > 1 else train, profile)
 
-    @dsl.pipeline(name=pipeline_name(scenario), description=scenario.announcement(classes))
-    def scenario_pipeline(data: str, config: str = default, checkpoints: str = "", gpus: int = 1) -> Results:
+    def steps(data, config, checkpoints, gpus) -> dsl.PipelineTask:
+        """Wire all steps and return the last one."""
         opened = ingest(scenario=scenario.name, data=data)
         # Always looks at the data itself; what follows is cached by what it finds.
         apply(profile, opened).set_caching_options(False)
-        features = _embedded(profile, opened.output, scenario.name, config) if resolved.features.views else ""
-        known = {"origin": opened.output, "scenario": scenario.name, "config": config}
+        origin = opened.outputs["Output"]
+        features = _embedded(profile, origin, scenario.name, config) if resolved.features.views else ""
+        known = {"origin": origin, "scenario": scenario.name, "config": config}
         shared = {**known, "checkpoints": checkpoints, "features": features, "gpus": gpus, "tasks": window.total}
         last = None
-        if (
-            window.first > 1
-        ):  # cached, unlike ingest: the same record again, so that finished tasks of the window are reused
+        if window.first > 1:
+            # Cached, unlike ingest: the same record again, so that finished tasks of the window are reused.
             last = apply(profile, prior_model(task=window.first - 1, **known))
         for task in range(window.first, window.last + 1):
             step = (
@@ -153,10 +167,23 @@ def build_pipeline(
                 else incremental_task(task=task, prior=last.output, **shared)
             )
             last = step.set_display_name(f"task-{task:02d}")
-        results = apply(profile, report(registered=last.output))
+        return apply(profile, report(registered=last.output))
+
+    named = dsl.pipeline(name=pipeline_name(scenario), description=scenario.announcement(classes))
+
+    def scenario_pipeline(data: str, config: str = default, checkpoints: str = "", gpus: int = 1) -> Results:
+        results = steps(data, config, checkpoints, gpus)
         return Results(results.outputs["Output"], results.outputs["page"])
 
-    return scenario_pipeline
+    def scenario_pipeline_on_cluster(data: str, config: str = default, checkpoints: str = "", gpus: int = 1):
+        closing = apply(profile, finish(scenario=scenario.name, data=data, config=config))
+        closing.set_caching_options(False)
+        with dsl.ExitHandler(closing, name=scenario.name):
+            steps(data, config, checkpoints, gpus)
+
+    chosen = scenario_pipeline_on_cluster if on_cluster else scenario_pipeline
+    chosen.__doc__ = ARGUMENTS
+    return named(chosen)
 
 
 def compile_pipeline(
@@ -166,9 +193,10 @@ def compile_pipeline(
     settings: Mapping[str, Any] = {},
     profile: Profile = LOCAL,
     window: Window | None = None,
+    on_cluster: bool = False,
 ) -> None:
     """Write the compiled pipeline of a scenario as YAML; what the profile knows becomes the default of an argument."""
-    pipeline = build_pipeline(scenario, classes, settings, profile, window)
+    pipeline = build_pipeline(scenario, classes, settings, profile, window, on_cluster)
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder) / "pipeline.yaml"
         compiler.Compiler().compile(pipeline, str(package), pipeline_parameters=run_defaults(profile, scenario))

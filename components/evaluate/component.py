@@ -1,7 +1,5 @@
 """Score the model of a task on all seen classes and compute its metrics."""
 
-from typing import Optional
-
 from kfp import dsl
 
 from csc.components.image import TRAIN_IMAGE
@@ -14,7 +12,7 @@ def evaluate(
     test_view: dsl.Input[dsl.Dataset],
     scores: dsl.Output[dsl.Dataset],
     metrics: dsl.Output[dsl.Metrics],
-    prior: Optional[dsl.Input[dsl.Model]] = None,
+    prior: dsl.Input[dsl.Model] = None,
 ):
     """Evaluate one task.
 

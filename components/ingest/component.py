@@ -6,16 +6,19 @@ from csc.components.image import CPU_IMAGE
 
 
 @dsl.component(base_image=CPU_IMAGE, install_kfp_package=False)
-def ingest(scenario: str, data: str) -> str:
+def ingest(scenario: str, data: str, dataset: dsl.Output[dsl.Dataset]) -> str:
     """Open the data set; the embedded digits are made on the spot.
 
     Args:
         scenario: Name such as voc-b0c4.
         data: Folder of the data set.
+        dataset: What the data set is: where, its fingerprint, its counts.
 
     Returns:
-        The origin of everything that follows (data place, data fingerprint, code version) as JSON.
+        The origin of everything that follows (data, fingerprint, code version, tracking server) as JSON.
     """
-    from csc.steps.ingest import ingest
+    from csc.steps.ingest import describe, ingest
 
-    return ingest(scenario, data).to_json()
+    origin = ingest(scenario, data)
+    dataset.metadata.update(describe(origin, dataset.path))
+    return origin.to_json()

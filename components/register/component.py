@@ -1,7 +1,5 @@
 """Register the model of a task in MLflow, with its metrics, lineage and alias."""
 
-from typing import Optional
-
 from kfp import dsl
 
 from csc.components.image import CPU_IMAGE
@@ -13,7 +11,7 @@ def register(
     metrics: dsl.Input[dsl.Metrics],
     test_view: dsl.Input[dsl.Dataset],
     registered: dsl.Output[dsl.Model],
-    prior: Optional[dsl.Input[dsl.Model]] = None,
+    prior: dsl.Input[dsl.Model] = None,
 ):
     """Register one task.
 
@@ -21,9 +19,10 @@ def register(
         model: Model folder of the task.
         metrics: metrics.json of the task.
         test_view: test.parquet, noted as the data that the metrics are of.
-        registered: registered.json, the address of the version and the results so far.
+        registered: registered.json, the address of the version and the results so far; its metadata has mlflow_uri.
         prior: registered.json of the task before; none for the base task.
     """
     from csc.steps.register import register
 
-    register(model.path, metrics.path, test_view.path, registered.path, prior.path if prior else "")
+    before = prior.path if prior else ""
+    registered.metadata.update(register(model.path, metrics.path, test_view.path, registered.path, before))

@@ -6,16 +6,17 @@ from csc.components.image import CPU_IMAGE
 
 
 @dsl.component(base_image=CPU_IMAGE, install_kfp_package=False)
-def report(registered: dsl.Input[dsl.Model], page: dsl.Output[dsl.HTML]) -> str:
+def report(registered: dsl.Input[dsl.Model], page: dsl.Output[dsl.HTML], table: dsl.Output[dsl.Markdown]) -> str:
     """Report a finished scenario run.
 
     Args:
         registered: registered.json of the last task.
-        page: report.html.
+        page: The results as one HTML file.
+        table: The results table as Markdown.
 
     Returns:
         The results table as text.
     """
     from csc.steps.report import report
 
-    return report(registered.path, page.path)
+    return report(registered.path, page.path, table.path)

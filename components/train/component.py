@@ -1,7 +1,5 @@
 """Train the model of one task; the model before comes from the MLflow registry."""
 
-from typing import Optional
-
 from kfp import dsl
 
 from csc.components.image import TRAIN_IMAGE
@@ -15,7 +13,7 @@ def train(
     split: dsl.Input[dsl.Artifact],
     train_view: dsl.Input[dsl.Dataset],
     model: dsl.Output[dsl.Model],
-    prior: Optional[dsl.Input[dsl.Model]] = None,
+    prior: dsl.Input[dsl.Model] = None,
 ):
     """Train one task.
 
@@ -30,4 +28,5 @@ def train(
     """
     from csc.steps.train import train
 
-    train(config, split.path, train_view.path, model.path, prior.path if prior else "", checkpoints, features)
+    before = prior.path if prior else ""
+    model.metadata.update(train(config, split.path, train_view.path, model.path, before, checkpoints, features))

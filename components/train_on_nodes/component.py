@@ -4,8 +4,6 @@ The same step as train, for pipelines compiled with train.nodes above 1. Its own
 job's pods get what the pipeline sets for the task: resources, environment, volumes and placement.
 """
 
-from typing import Optional
-
 from kfp import dsl
 
 from csc.components.image import TRAIN_IMAGE
@@ -28,7 +26,7 @@ def train_on_nodes(
     split: dsl.Input[dsl.Artifact],
     train_view: dsl.Input[dsl.Dataset],
     model: dsl.Output[dsl.Model],
-    prior: Optional[dsl.Input[dsl.Model]] = None,
+    prior: dsl.Input[dsl.Model] = None,
     task_config: dsl.TaskConfig = None,
 ):
     """Train one task on several nodes.
@@ -46,4 +44,4 @@ def train_on_nodes(
     from csc.steps.train import train
 
     before, pod = prior.path if prior else "", vars(task_config) if task_config else {}
-    train(config, split.path, train_view.path, model.path, before, checkpoints, features, pod)
+    model.metadata.update(train(config, split.path, train_view.path, model.path, before, checkpoints, features, pod))

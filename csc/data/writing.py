@@ -16,6 +16,7 @@ from typing import Any, TextIO
 
 import PIL
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from csc.data.columns import LABELS
@@ -258,6 +259,6 @@ def _check_classes(rows: Sequence[Listed], classes: Sequence[str]) -> None:
 
 
 def _counts(labels: pa.Table, split: str) -> dict[str, int]:
-    rows = labels.filter(pa.compute.equal(labels["split"], split))
-    lengths = pa.compute.list_value_length(rows["labels"])
-    return {"images": rows.num_rows, "labelled": pa.compute.sum(pa.compute.greater(lengths, 0)).as_py() or 0}
+    rows = labels.filter(pc.equal(labels["split"], split))
+    lengths = pc.list_value_length(rows["labels"])
+    return {"images": rows.num_rows, "labelled": pc.sum(pc.greater(lengths, 0)).as_py() or 0}

@@ -13,6 +13,7 @@ from csc.study.outcome import Outcome
 from csc.study.page import render
 from csc.study.render import markdown, text
 from csc.study.spec import Study
+from csc.tracking import close_runs
 
 __all__ = ["collect", "order_for"]
 
@@ -51,7 +52,9 @@ def collect(order: str, page_out: str, table_out: str, files_out: str) -> str:
     places = {name: replace(p, fingerprint=Dataset.open(p.data).fingerprint) for name, p in places.items()}
     asked = cells(study, places)
     tried = {asked[number].name for number in content["tried"]}
-    outcome = Outcome(study, tuple(results(asked, tried=tried)))
+    found = results(asked, tried=tried)
+    close_runs([result.cell.key for result in found if result.missing == "failed"], "FAILED")
+    outcome = Outcome(study, tuple(found))
     write_bytes(page_out, render(outcome).encode())
     write_bytes(table_out, markdown(outcome).encode())
     with atomic_folder(Path(files_out)) as folder:

@@ -2,26 +2,30 @@
 
 import json
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from csc.data.dataset import Dataset
 from csc.errors import BadData
+from csc.patience import tracking_uri, without_secrets
 from csc.scenario import Scenario
-from csc.storage import absolute, exists, join
+from csc.storage import absolute, exists, join, write_json
 from csc.version import code_version
 
-__all__ = ["Origin", "ingest"]
+__all__ = ["Origin", "describe", "ingest"]
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What everything after this step is made from: the data, by place and content, and the code.
+    """What everything after this step is made from: the data, by place and content, and the code; and who tracks it.
 
-    It travels as a parameter, so that the pipeline's cache never serves results of other data or other code.
+    It travels as a parameter, so that the pipeline's cache never serves results of other data or other code, nor
+    those that only another tracking server knows.
     """
 
     data: str
     fingerprint: str
     code: str
+    tracking: str = ""
 
     @classmethod
     def from_json(cls, text: str) -> "Origin":
@@ -51,4 +55,23 @@ def ingest(scenario: str, data: str) -> Origin:
     counts = " · ".join(f"{split} {count['images']:,}" for split, count in dataset.splits.items())
     print(wanted.announcement(len(dataset.classes)))
     print(f"data: {counts} images · fingerprint {dataset.fingerprint[:12]}")
-    return Origin(absolute(data), dataset.fingerprint, code_version())
+    return Origin(absolute(data), dataset.fingerprint, code_version(), without_secrets(tracking_uri()))
+
+
+def describe(origin: Origin, out: str) -> dict[str, str | int]:
+    """Write what a data set is and where into a file, the first artifact of a run; return the same.
+
+    Args:
+        origin: from `ingest`.
+        out: file to write.
+    """
+    dataset = Dataset.open(origin.data)
+    facts: dict[str, str | int] = {
+        "display_name": dataset.name,
+        "uri": origin.data,
+        "fingerprint": dataset.fingerprint,
+        "classes": len(dataset.classes),
+        **{f"{split}_images": int(count["images"]) for split, count in dataset.splits.items()},
+    }
+    write_json(Path(out), facts)
+    return facts

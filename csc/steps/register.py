@@ -34,8 +34,8 @@ def read_registered(path: str) -> RegisteredTask:
         raise BadModel(f"{path}: not the record of a registered task ({error})") from None
 
 
-def register(model: str, metrics: str, test_view: str, out: str, prior: str = "") -> None:
-    """Register a model with its metrics and write `registered.json`.
+def register(model: str, metrics: str, test_view: str, out: str, prior: str = "") -> dict[str, str | int | float]:
+    """Register a model with its metrics, write `registered.json`, and return where the version is.
 
     Args:
         model: model folder.
@@ -63,6 +63,13 @@ def register(model: str, metrics: str, test_view: str, out: str, prior: str = ""
     tracker.finish()
     write_json(Path(out), record)
     print(f"task {card.task}/{card.tasks}: {registered.uri} (alias task-{card.task:02d})")
+    return {
+        **card.facts(),
+        "mlflow_uri": registered.uri,
+        "model_version": registered.version,
+        "mlflow_run_id": registered.run_id,
+        "mAP": tracked["mAP"],
+    }
 
 
 def _carried_on(card: ModelCard, training: dict[str, Any], numbers: dict[str, Any], prior: str) -> Run:

@@ -1,27 +1,26 @@
 """report: the results of a scenario run, as a table, a page and metrics of the parent run."""
 
-from pathlib import Path
-
 from csc.report.page import render
-from csc.report.table import text_table
+from csc.report.table import markdown_table, text_table
 from csc.steps.register import read_registered
-from csc.storage import atomic_file
+from csc.storage import write_bytes
 from csc.tracking import finish_scenario
 
 __all__ = ["report"]
 
 
-def report(registered: str, page_out: str) -> str:
-    """Write `report.html`, complete the parent run, and return the results table.
+def report(registered: str, page_out: str, table_out: str) -> str:
+    """Write `report.html` and the results table, complete the parent run, and return the table as text.
 
     Args:
         registered: `registered.json` of the last task.
-        page_out: file to write.
+        page_out: HTML file to write.
+        table_out: Markdown file to write.
     """
     final = read_registered(registered)
     page = render(final.run)
-    with atomic_file(Path(page_out)) as aside:
-        aside.write_text(page, encoding="utf-8")
+    write_bytes(page_out, page.encode())
+    write_bytes(table_out, markdown_table(final.run).encode())
     finish_scenario(final.model.parent_run_id, final.run.summary, final.run.tasks[-1].task, page)
     table = text_table(final.run)
     print(table)

@@ -22,6 +22,7 @@ from csc.model import (
     fingerprint,
     load_network,
     load_tensors,
+    read_card,
     save_network,
     save_tensors,
 )
@@ -50,8 +51,8 @@ def train(
     checkpoints: str = "",
     features: str = "",
     pod: Mapping[str, Any] | None = None,
-) -> None:
-    """Train the model of one task and write it as a model folder.
+) -> dict[str, str | int]:
+    """Train the model of one task, write it as a model folder, and return what it is.
 
     Args:
         config: settings as JSON.
@@ -82,12 +83,11 @@ def train(
         before = read_registered(prior).model.fingerprint if prior else ""
         key = settings.fingerprint(scenario, read_view(train_view).fingerprint, code_version(), before)
         train_on_nodes(arguments, settings.train, task, key, pod or {})
-        return
-    processes = distributed.processes_for(settings.train.processes)
-    if processes > 1:
+    elif (processes := distributed.processes_for(settings.train.processes)) > 1:
         distributed.run(learn, arguments, processes)
     else:
         learn(**arguments)
+    return read_card(Path(out)).facts()
 
 
 def learn(config: str, split: str, train_view: str, out: str, prior: str, checkpoints: str, features: str) -> None:

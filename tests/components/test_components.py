@@ -35,7 +35,8 @@ def chain(request, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'mlflow.db'}")
         data = ingest_digits(folder / "digits", train=60, test=30, size=32).path
-        made = {"config": config, "origin": ingest.python_func(scenario="digits-b0c5", data=str(data)), "features": ""}
+        made = {"config": config, "features": "", "dataset": dsl.Dataset(uri=str(folder / "dataset.json"))}
+        made["origin"] = ingest.python_func(scenario="digits-b0c5", data=str(data), dataset=made["dataset"])
         if request.param is ON_MAPS:
             made["features"] = embed.python_func(origin=made["origin"], scenario="digits-b0c5", config=config)
         shared = {"features": made["features"]}
@@ -63,14 +64,34 @@ def chain(request, tmp_path_factory):
             register.python_func(model=model, metrics=metrics, test_view=views[1], registered=registered, prior=prior)
             prior = registered
         made["page"] = dsl.HTML(name="page", uri=str(folder / "report.html"))
-        made["table"] = report.python_func(registered=prior, page=made["page"])
+        made["markdown"] = dsl.Markdown(name="table", uri=str(folder / "table.md"))
+        made["table"] = report.python_func(registered=prior, page=made["page"], table=made["markdown"])
         yield made
 
 
-def test_ingest_names_data_and_code(chain):
+def test_ingest_names_data_code_and_tracking_server(chain):
     origin = json.loads(chain["origin"])
     assert len(origin["fingerprint"]) == 64
     assert origin["code"].startswith("0.")
+    assert origin["tracking"].startswith("sqlite:///")
+
+
+def test_the_artifact_of_ingest_says_what_and_where_the_data_are(chain):
+    facts = chain["dataset"].metadata
+    assert facts["display_name"] == "digits"
+    assert facts["fingerprint"] == json.loads(chain["origin"])["fingerprint"]
+    assert (facts["train_images"], facts["test_images"], facts["classes"]) == (60, 30, 10)
+    assert json.loads(Path(chain["dataset"].path).read_text()) == facts
+
+
+def test_model_artifacts_say_what_they_are_and_where_they_are_registered(chain):
+    model, registered = chain["model-2"].metadata, chain["registered-2"].metadata
+    assert model["display_name"] == "digits-b0c5 csc, task 2 of 2"
+    assert (model["task"], model["classes"], model["seed"]) == (2, 10, 0)
+    assert registered["mlflow_uri"] == "models:/digits-b0c5-csc/2"
+    assert registered["model_version"] == "2"
+    assert registered["mAP"] == chain["metrics-2"].metadata["mAP"]
+    assert all(isinstance(value, str | int | float) for value in [*model.values(), *registered.values()])
 
 
 def test_splits_chain_old_and_new_classes(chain):
@@ -132,6 +153,7 @@ def test_registering_again_adds_no_version_and_no_run(chain, monkeypatch):
 def test_report_has_the_table_and_the_page(chain):
     assert "digits-b0c5" in chain["table"]
     assert "<svg" in Path(chain["page"].path).read_text()
+    assert "| 2 | 5, 6, 7, 8, 9 | 10 |" in Path(chain["markdown"].path).read_text()
 
 
 def test_a_registered_model_takes_images_whatever_it_was_trained_on(chain):

@@ -117,6 +117,25 @@ def test_each_task_starts_from_the_registered_model_of_the_one_before(compiled, 
         assert source["producerTask"] == before
 
 
+def test_on_a_cluster_an_exit_handler_that_is_never_reused_closes_the_tracked_runs(compiled):
+    _, (spec, _) = compiled("voc-b0c4-kubeflow")
+    tasks = spec["root"]["dag"]["tasks"]
+    assert set(tasks) == {"exit-handler-1", "finish"}
+    closing = tasks["finish"]
+    assert closing["triggerPolicy"]["strategy"] == "ALL_UPSTREAM_TASKS_COMPLETED"
+    assert not closing["cachingOptions"].get("enableCache")
+    assert closing["inputs"]["parameters"]["status"] == {"taskFinalStatus": {"producerTask": "exit-handler-1"}}
+    assert {"ingest", "report"} <= set(spec["components"]["comp-exit-handler-1"]["dag"]["tasks"])
+
+
+@pytest.mark.parametrize("name", ["voc-b0c4-kubeflow", "digits-b0c2"])
+def test_every_argument_of_a_run_is_described(compiled, name):
+    _, (spec, *_) = compiled(name)
+    arguments = spec["root"]["inputDefinitions"]["parameters"]
+    assert set(arguments) == {"data", "config", "checkpoints", "gpus"}
+    assert all(argument["description"] for argument in arguments.values())
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_no_machine_path_and_no_package_install_is_in_the_pipeline(compiled, name):
     path, _ = compiled(name)

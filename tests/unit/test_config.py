@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from csc import config, settings
-from csc.config import methods, parse_overrides, resolve
+from csc.config import differences, methods, parse_overrides, resolve
 from csc.errors import BadConfig
 from csc.settings import Config
 
@@ -109,6 +109,22 @@ def test_resolving_the_json_again_changes_nothing(method: str, dataset: str):
     assert again.to_json() == first.to_json()
     assert again.fingerprint() == first.fingerprint()
     assert first.method == method
+
+
+@pytest.mark.parametrize(("method", "dataset"), EVERY)
+def test_what_differs_from_the_defaults_resolves_to_the_same_settings(method: str, dataset: str):
+    plain = {**FACTS, "method": method}
+    for overrides in (plain, {**plain, "seed": 5, "train": {"lr": "3e-3"}, "release_quirks": {"no_shuffle": "on"}}):
+        config = resolve(dataset, overrides)
+        text = differences(dataset, config)
+        assert resolve(dataset, text) == config
+        assert differences(dataset, resolve(dataset, text)) == text
+        assert len(text) < len(config.to_json()) / 4
+
+
+def test_a_setting_given_at_its_default_is_no_difference():
+    given = resolve("voc", {"method": "lwf", "train": {"epochs": resolve("voc", {"method": "lwf"}).train.epochs}})
+    assert differences("voc", given) == '{"method": "lwf", "seed": 0}'
 
 
 def test_the_json_means_the_same_on_any_data_set():

@@ -1,0 +1,30 @@
+"""finish: close the runs of a scenario that ended early, so that tracking never shows as running what is not."""
+
+from csc.config import resolve
+from csc.data.dataset import Dataset
+from csc.errors import BadData
+from csc.scenario import Scenario
+from csc.tracking import close_runs
+from csc.version import code_version
+
+__all__ = ["finish"]
+
+
+def finish(scenario: str, data: str, config: str, state: str) -> None:
+    """Mark what is still open of a scenario run as failed or killed; a run that was completed is left alone.
+
+    Args:
+        scenario: name.
+        data: folder or `s3://` prefix of the data set.
+        config: settings as JSON.
+        state: how the steps ended, in the words of Kubeflow Pipelines; only `CANCELED` makes a difference.
+    """
+    try:
+        fingerprint = Dataset.open(data).fingerprint
+    except BadData as error:
+        print(f"nothing to close: no task has begun ({error})")
+        return
+    key = resolve(Scenario.parse(scenario).dataset, config).fingerprint(scenario, fingerprint, code_version())
+    status = "KILLED" if state.upper().startswith("CANCEL") else "FAILED"
+    closed = close_runs([key], status)
+    print(f"marked as {status}: {', '.join(closed)}" if closed else "nothing is left open")
