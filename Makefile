@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test quick test-docker lint format golden lock wheelhouse images push clean
+.PHONY: help setup run test quick test-docker bench lint format golden lock wheelhouse images push clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -30,6 +30,9 @@ quick: lint $(STAMP)  ## lint, type-check and run the tests that take seconds
 
 test-docker: $(STAMP)  ## build the images and run their tests (minutes, 18 GB of disk; needs Docker, or root on Debian)
 	$(BIN)/python -m pytest -m docker tests/docker
+
+bench: $(STAMP)  ## measure speed as ratios to named limits (BENCH="step load" for some)
+	$(BIN)/python -m benchmarks $(BENCH)
 
 lint: $(STAMP)  ## ruff and mypy
 	@$(BIN)/ruff check --quiet .

@@ -4,15 +4,13 @@ Every function takes `scores`, the sigmoid confidences (images, classes), and `t
 same shape, and keeps no state. Fractions are 0..1 here; only `evaluate` speaks in percent, as the paper does.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from csc.cores import cores
 from csc.errors import BadData
 
 __all__ = [
@@ -30,10 +28,8 @@ __all__ = [
 
 Scores = NDArray[np.floating[Any]]
 Targets = NDArray[np.bool_]
-T = TypeVar("T")
 
 _ENTROPY_EPSILON = 1e-5  # inside the logarithm, as in the loss
-_MANY_TIES = 200  # positives of one class
 
 
 @dataclass(frozen=True)
@@ -60,8 +56,8 @@ class Thresholded:
 def average_precision(scores: Scores, targets: Targets) -> NDArray[np.float64]:
     """Return the non-interpolated average precision of each class.
 
-    Images are sorted by falling score, equal scores by their index; the precision at the rank of each positive is
-    averaged over the positives. A class without positives gives 0.
+    The precision among the images that score at least as high as a positive, averaged over the positives; images with
+    equal scores count together, whatever their order, as in scikit-learn. A class without positives gives 0.
 
     Examples:
         >>> scores = np.array([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3]])
@@ -69,40 +65,13 @@ def average_precision(scores: Scores, targets: Targets) -> NDArray[np.float64]:
         >>> average_precision(scores, targets).round(4)
         array([0.8333, 0.    ])
     """
-    columns = _columns(scores)
-    return _average_precision(columns, _columns(targets), _ordered(columns))
-
-
-def _average_precision(columns: Scores, hits: Targets, ordered: Scores) -> NDArray[np.float64]:
-    """Average precision from scores and labels with classes first, and the scores in rising order."""
-    ranks = _for_each_class(_ranks_of_positives, columns, hits, ordered)
-    return np.array([np.mean(np.arange(1, rank.size + 1) / rank) if rank.size else 0.0 for rank in ranks])
-
-
-def _ranks_of_positives(column: Scores, hits: Targets, ordered: Scores) -> NDArray[np.intp]:
-    """Return the ranks, from 1, of a class's positives among all its scores, best first.
-
-    Only the few positives need their place, and sorting values is many times faster than sorting indices.
-    """
-    positives = np.sort(column[np.flatnonzero(hits)])
-    above = np.searchsorted(ordered, positives, side="right")
-    if (ordered[above - 2] == positives).any():
-        return _ranks_among_equals(column, hits, ordered)
-    return column.size - above[::-1] + 1
-
-
-def _ranks_among_equals(column: Scores, hits: Targets, ordered: Scores) -> NDArray[np.intp]:
-    """The same where positives have equals: the index decides, and is looked at for them, unless they are very many."""
-    places = np.flatnonzero(hits)
-    positives = column[places]
-    ranks = column.size - np.searchsorted(ordered, positives, side="right") + 1
-    equals = column.size - np.searchsorted(ordered, positives) - ranks
-    tied = np.flatnonzero(equals)
-    if tied.size > _MANY_TIES:
-        return np.flatnonzero(hits[np.argsort(-column, kind="stable")]) + 1
-    for index in tied:
-        ranks[index] += np.count_nonzero(column[: places[index]] == positives[index])
-    return np.sort(ranks)
+    found = np.zeros(scores.shape[1])
+    for index, (column, present) in enumerate(zip(scores.T, targets.T, strict=True)):
+        everything, positives = np.sort(column), np.sort(column[present])
+        if positives.size:
+            positives_above = positives.size - np.searchsorted(positives, positives)
+            found[index] = np.mean(positives_above / (everything.size - np.searchsorted(everything, positives)))
+    return found
 
 
 def precision_recall_f1(scores: Scores, targets: Targets, threshold: float = 0.8) -> Thresholded:
@@ -116,13 +85,9 @@ def precision_recall_f1(scores: Scores, targets: Targets, threshold: float = 0.8
         >>> precision_recall_f1(scores, targets)
         Thresholded(CP=0.25, CR=0.5, CF1=0.3333333333333333, OP=0.3333333333333333, OR=0.5, OF1=0.4)
     """
-    return _precision_recall_f1(_columns(scores) > threshold, _columns(targets))
-
-
-def _precision_recall_f1(predicted: Targets, hits: Targets) -> Thresholded:
-    true = np.count_nonzero(predicted & hits, axis=1)  # (classes,)
-    called = np.count_nonzero(predicted, axis=1)
-    actual = np.count_nonzero(hits, axis=1)
+    predicted = scores > threshold
+    true = np.count_nonzero(predicted & targets, axis=0)  # (classes,)
+    called, actual = np.count_nonzero(predicted, axis=0), np.count_nonzero(targets, axis=0)
     return Thresholded(
         CP=float(np.mean(_ratio(true, called))),
         CR=float(np.mean(_ratio(true, actual))),
@@ -172,16 +137,10 @@ def expected_calibration_error(scores: Scores, targets: Targets, bins: int = 15)
         >>> round(expected_calibration_error(np.array([[0.9], [0.9], [0.2]]), np.array([[True], [False], [False]])), 4)
         0.3333
     """
-    return _calibration_error(_ordered(_columns(scores)), scores[targets], bins)
-
-
-def _calibration_error(ordered: Scores, of_positives: Scores, bins: int = 15) -> float:
-    """The calibration error from scores in rising order per class, and those of all positives."""
-    starts = _starts(ordered, bins)
-    classes, filled = np.nonzero(np.diff(starts, axis=1))  # a bin without scores has no sum
-    sums = np.add.reduceat(ordered.ravel(), starts[classes, filled] + classes * ordered.shape[1], dtype=np.float64)
-    confidence = np.bincount(filled, weights=sums, minlength=bins)
-    return float(np.abs(confidence - _histogram(of_positives, bins)).sum() / ordered.size)  # the size of a bin cancels
+    index = _bins(scores, bins)
+    confidence = np.bincount(index, weights=scores.ravel(), minlength=bins)
+    positives = np.bincount(index[targets.ravel()], minlength=bins)
+    return float(np.abs(confidence - positives).sum() / scores.size)  # the size of a bin cancels
 
 
 def confidence_histogram(
@@ -198,14 +157,9 @@ def confidence_histogram(
         >>> confidence_histogram(np.array([[0.1, 0.6], [0.9, 1.0]]), np.array([[False, False], [True, True]]), bins=2)
         (array([0, 2]), array([1, 1]))
     """
-    return _confidence_histogram(_ordered(_columns(scores)), scores[targets], bins)
-
-
-def _confidence_histogram(
-    ordered: Scores, of_positives: Scores, bins: int = 10
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    positives = _histogram(of_positives, bins)
-    return positives, np.diff(_starts(ordered, bins), axis=1).sum(axis=0) - positives
+    index = _bins(scores, bins)
+    positives = np.bincount(index[targets.ravel()], minlength=bins)
+    return positives, np.bincount(index, minlength=bins) - positives
 
 
 def forgetting(best_ap: Mapping[str, float], ap: Mapping[str, float]) -> float:
@@ -256,16 +210,14 @@ def evaluate(
     """
     _check(scores, targets, classes, best_ap)
     # The dtype stays as it is: 0.8 as float32 is not above a threshold of 0.8, but would be after a cast to float64.
-    columns, hits = _columns(scores), _columns(targets)
-    ordered, of_positives = _ordered(columns), scores[targets]  # sorted once for all that needs an order
-    at_threshold = _precision_recall_f1(columns > threshold, hits)
-    ap = dict(zip(classes, (100 * _average_precision(columns, hits, ordered)).tolist(), strict=True))
-    positives, negatives = _confidence_histogram(ordered, of_positives)
+    at_threshold = precision_recall_f1(scores, targets, threshold)
+    ap = dict(zip(classes, (100 * average_precision(scores, targets)).tolist(), strict=True))
+    positives, negatives = confidence_histogram(scores, targets)
     return {
         "mAP": sum(ap.values()) / len(ap),
         **{name: 100 * getattr(at_threshold, name) for name in ("CF1", "OF1", "CP", "CR", "OP", "OR")},
         "FPR": 100 * false_positive_rate(scores, targets, threshold),
-        "ECE": 100 * _calibration_error(ordered, of_positives),
+        "ECE": 100 * expected_calibration_error(scores, targets),
         "H": entropy(scores),
         "forgetting": forgetting(best_ap, ap),
         "images": len(scores),
@@ -305,37 +257,10 @@ def _ratio(part: Any, whole: Any) -> NDArray[np.float64]:
     return np.asarray(part / np.maximum(whole, 1), dtype=np.float64)
 
 
-def _columns(values: NDArray[Any]) -> NDArray[Any]:
-    """Classes first, each in one piece of memory."""
-    return np.ascontiguousarray(values.T)
-
-
-def _ordered(columns: Scores) -> Scores:
-    """The scores of each class in rising order."""
-    ordered = columns.copy()
-    _for_each_class(np.ndarray.sort, ordered)
-    return ordered
-
-
-def _for_each_class(function: Callable[..., T], *columns: NDArray[Any]) -> list[T]:
-    """What a function gives for each class; the cores share them, as numpy lets others work while it sorts."""
-    with ThreadPoolExecutor(cores()) as pool:
-        return list(pool.map(function, *columns))
-
-
-def _edges(scores: Scores, bins: int) -> Scores:
-    """The lower edges of the bins in the precision of the scores; nothing lies beyond the last, so 1 counts to it."""
-    return np.append(np.arange(bins) / bins, np.inf).astype(scores.dtype)
-
-
-def _histogram(scores: Scores, bins: int) -> NDArray[np.int64]:
-    return np.diff(np.searchsorted(np.sort(scores), _edges(scores, bins))).astype(np.int64, copy=False)
-
-
-def _starts(ordered: Scores, bins: int) -> NDArray[np.int64]:
-    """Where each bin starts in the rising scores of each class, and where the last one ends."""
-    edges = _edges(ordered, bins)
-    return np.stack([np.searchsorted(column, edges) for column in ordered]).astype(np.int64, copy=False)
+def _bins(scores: Scores, bins: int) -> NDArray[np.intp]:
+    """The interval that each (image, class) pair falls into, in a row; edges are in the precision of the scores."""
+    edges = (np.arange(1, bins) / bins).astype(scores.dtype)
+    return np.searchsorted(edges, scores.ravel(), side="right")
 
 
 def _check(scores: Scores, targets: Targets, classes: Sequence[str], best_ap: Mapping[str, float]) -> None:

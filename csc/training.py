@@ -59,7 +59,7 @@ def memory_format(config: Config, device: torch.device, *, learns: bool = True) 
     """How the network's tensors lie in memory.
 
     Channels last is faster on GPUs for all networks; on a CPU for forward passes alone, and for the training of those
-    that were measured to be (`csc bench step`).
+    that were measured to be (`make bench` (step)).
     """
     wanted = config.train.channels_last
     auto = device.type == "cuda" or not learns or config.backbone.name.startswith(CHANNELS_LAST_ON_CPU)

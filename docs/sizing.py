@@ -3,7 +3,7 @@
 hours  = (epochs · Σ_t images_t · cost_t + Σ_t test images) / forwards per second / 3600
 images_t: those with a class of task t; an image with L labels has one of n of N classes with 1 - (1 - n/N)^L
 cost_t:   in forward passes; 3 for forward and backward, 1 for the prior model's forward from task 2 on, divided by the
-          share of a step that is not ours, as `csc bench step` measures it
+          share of a step that is not ours, as `make bench` (step) measures it
 forwards per second = utilisation · peak / operations of one forward pass
 memory = batch · activations · 1.5 + parameters · (16 + 4) bytes + 1.5 GB
 """
@@ -13,7 +13,7 @@ from csc.scenario import CLASS_COUNTS, PAPER_SCENARIOS, Scenario
 
 EPOCHS = 20
 OPERATIONS = 2 * 5.7e9  # of a forward pass of TResNet-M at 224 px: 5.7 billion multiplications, each with an addition
-SHARE = {"first task": 0.98, "later tasks": 0.97}  # of a step that backbones take; measured, `csc bench step`
+SHARE = {"first task": 0.98, "later tasks": 0.97}  # of a step that backbones take; measured, `make bench` (step)
 UTILISATION = 0.15  # of the peak; what convolutional networks usually reach in mixed precision. An assumption
 PEAKS = {"A100": 312e12, "T4": 65e12}  # operations per second in bfloat16 and float16, as the maker states them
 SETS = {"voc": ("voc2007", 1.46), "coco": ("coco2014", 2.9)}  # published sizes; labels per image
@@ -21,7 +21,7 @@ SETS = {"voc": ("voc2007", 1.46), "coco": ("coco2014", 2.9)}  # published sizes;
 PARAMETERS = 34.7e6  # TResNet-M with a CI-GCN of 20 classes
 ACTIVATIONS = 34e6  # bytes per image that backward needs, in 16 bits; counted with torch's saved_tensors_hooks
 BATCH = 64
-DECODING = 2.4e-3  # seconds of one core for a JPEG of 162 KB, `csc bench load`
+DECODING = 2.4e-3  # seconds of one core for a JPEG of 162 KB, `make bench` (load)
 
 
 def images(scenario: str) -> tuple[list[float], int]:

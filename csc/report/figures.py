@@ -7,12 +7,11 @@ import html
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
 from csc.report.paper import paper_numbers
 from csc.report.run import Run, TaskResult, printable
 
-__all__ = ["ap_heatmap", "confidence", "curve", "curves", "escape", "precision_recall_bars", "speed", "theme"]
+__all__ = ["ap_heatmap", "confidence", "curve", "curves", "escape", "precision_recall_bars", "theme"]
 
 WIDTH = 860
 SERIES = {"mAP": "first", "CF1": "second", "OF1": "third"}
@@ -257,34 +256,6 @@ def _heat_cell(x: float, y: float, width: float, height: float, name: str, task:
     if width < 30:
         return rect
     return rect + _text(x, y + 14, f"{ap:.1f}", "small on-heat" if ap > 55 else "small", "middle")
-
-
-def speed(records: Sequence[Mapping[str, Any]]) -> str:
-    """Draw how far each measured ratio is from its goal: the bar that reaches the line is at it, a longer one beyond.
-
-    Args:
-        records: of `csc bench`; those without a goal are left out.
-    """
-    left, top, row, right = 330, 26, 24, WIDTH - 150
-    goal_x = left + (right - left) / 3
-    shown = [record for record in records if record["goal"]]
-    marks = [_text(goal_x, top - 8, "goal", "muted", "middle")]
-    for index, record in enumerate(shown):
-        y = top + row * index
-        more_is_better = record["met"] == (record["ratio"] >= record["goal"])
-        part = record["ratio"] / record["goal"] if more_is_better else record["goal"] / max(record["ratio"], 1e-9)
-        label = f"{record['bench']}: {record['case']}"
-        numbers = f"{record['ratio']:.3g} ({'≥' if more_is_better else '≤'} {record['goal']:g})"
-        css = "third" if record["met"] else "second"
-        length = min(part, 3) * (goal_x - left)
-        marks.append(_text(left - 10, y + 15, _cut(label, 48), "small", "end"))
-        marks.append(
-            f'<rect class="{css}" x="{left}" y="{y + 4}" width="{length:.1f}" height="14" rx="2">{_title(label)}</rect>'
-        )
-        marks.append(_text(max(left + length, goal_x) + 8, y + 15, numbers, "small"))
-    bottom = top + row * len(shown)
-    marks.append(f'<path class="dashed" d="M{goal_x:.1f} {top}V{bottom}"/>')
-    return _svg(WIDTH, bottom + 10, "measured ratios beside their goals", marks)
 
 
 def _arrival(earlier: TaskResult | None, task: TaskResult) -> str:

@@ -1,7 +1,6 @@
 """One HTML file that shows a run to a person: no script, no font, no image from elsewhere."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from csc.report import figures
 from csc.report.figures import escape
@@ -9,7 +8,7 @@ from csc.report.paper import NUMBERS, paper_numbers
 from csc.report.run import Run
 from csc.report.table import METRICS, averages, comparison, facts, notes
 
-__all__ = ["page_of", "render", "table_row", "with_speed"]
+__all__ = ["page_of", "render", "table_row"]
 
 _STYLE = """
 * { box-sizing: border-box; }
@@ -94,16 +93,6 @@ is what it has lost by the end.</p>
 here. Counts are on a logarithmic scale.</p>
 <figure>{figures.confidence(run)}</figure>"""
     return page_of(f"{run.scenario} · {run.method}", body)
-
-
-def with_speed(page: str, records: Sequence[Mapping[str, Any]]) -> str:
-    """Add what `csc bench` measured on this machine to a page."""
-    section = f"""<h2>Speed on this machine</h2>
-<p>Ratios to named limits, each measured in one run (<code>csc bench</code>); a bar that passes the line is better than
-its goal.</p>
-<figure>{figures.speed(records)}</figure>
-</main>"""
-    return page.replace("</main>", section, 1)
 
 
 def _facts(run: Run) -> str:

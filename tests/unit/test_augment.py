@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from csc.bench.load import _PLAIN_OPERATIONS, OTHER_VALUES, _plain_augment
+from benchmarks.load import _PLAIN_OPERATIONS, OTHER_VALUES, _plain_augment
 from csc.data import augment as module
 from csc.data.augment import OPERATIONS, Pixels, augment, cutout, rand_augment
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from csc.bench import scale
+from benchmarks import scale
 from csc.nets.ci_gcn import CIGCN
 from csc.nets.growth import grow, grown_parameters
 from csc.settings import CiGcn

@@ -16,10 +16,12 @@ SHAPES = [(1, 1), (7, 3), (64, 20), (501, 80)]
 THRESHOLDS = [0.0, 0.5, 0.8, 1.0]
 
 
-def random_case(images, classes, seed, positive_rate=0.2):
-    """Scores without ties, and labels that leave some classes without positives in the small shapes."""
+def random_case(images, classes, seed, positive_rate=0.2, levels=None):
+    """Scores, of so many levels only if given, and labels that leave some classes without positives in small shapes."""
     generator = np.random.default_rng(seed)
-    return generator.random((images, classes)), generator.random((images, classes)) < positive_rate
+    scores = generator.random((images, classes))
+    scores = scores if levels is None else np.floor(scores * levels) / levels
+    return scores, generator.random((images, classes)) < positive_rate
 
 
 def names(count):
@@ -31,8 +33,9 @@ def names(count):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("seed", range(4))
-def test_average_precision_equals_scikit_learn(shape, seed):
-    scores, targets = random_case(*shape, seed)
+@pytest.mark.parametrize("levels", [None, 20, 1], ids=["no ties", "ties", "all equal"])
+def test_average_precision_equals_scikit_learn(shape, seed, levels):
+    scores, targets = random_case(*shape, seed, levels=levels)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # scikit-learn warns of classes without positives, and gives them 0 too
         expected = [average_precision_score(targets[:, c], scores[:, c]) for c in range(shape[1])]
@@ -59,10 +62,11 @@ def test_precision_recall_f1_equal_scikit_learn(shape, threshold, seed):
 # ---- by hand
 
 
-def test_average_precision_breaks_ties_by_image_index():
+def test_images_with_equal_scores_count_together_whatever_their_order():
     scores = np.array([[0.5], [0.5], [0.5], [0.1]])
-    assert metrics.average_precision(scores, np.array([[True], [False], [False], [False]])) == pytest.approx([1.0])
-    assert metrics.average_precision(scores, np.array([[False], [False], [True], [False]])) == pytest.approx([1 / 3])
+    for place in range(3):
+        targets = np.arange(4)[:, None] == place
+        assert metrics.average_precision(scores, targets) == pytest.approx([1 / 3])
 
 
 def test_a_class_without_positives_has_no_average_precision_and_counts_in_the_mean():

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from csc.bench.load import LARGEST_DIFFERENCE, MEAN_DIFFERENCE, _photograph, _view
+from benchmarks.load import LARGEST_DIFFERENCE, MEAN_DIFFERENCE, _photograph, _view
 from csc.data import loading
 from csc.data.loading import (
     Batch,

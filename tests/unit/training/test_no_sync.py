@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from csc.bench.methods import _Case
+from benchmarks.methods import _Case
 from csc.config import methods
 
 WAITS = {

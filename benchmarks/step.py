@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, leaky_relu
 
-from csc.bench import Result, interleaved
+from benchmarks import Result, interleaved
 from csc.config import resolve
 from csc.data.loading import Batch, Batches
 from csc.data.partial import View

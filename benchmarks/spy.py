@@ -1,4 +1,4 @@
-"""Watches a step of the pipeline from inside its process and notes where its time goes; used by `csc bench pipeline`.
+"""Watches a step of the pipeline from inside its process and notes where its time goes, for the pipeline benchmark.
 
 `install` is called by the interpreter before anything else (a `sitecustomize` on the path). It times imports by the
 package they belong to, what goes through the door to MLflow, and computing; the rest of a process is files and glue.

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from PIL import Image
 
-from csc.bench import Result, interleaved
+from benchmarks import Result, interleaved
 from csc.data.coco import COCO_CLASSES, ingest_coco, read_split
 from csc.data.dataset import Dataset
 from csc.data.partial import test_view, train_view, write_view
@@ -120,7 +120,7 @@ def _peak_memory(root: Path) -> int:
     code = f"""
 import re
 from pathlib import Path
-from csc.bench.ingest import _to_labels
+from benchmarks.ingest import _to_labels
 def memory(kind):
     return int(re.search(kind + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 before = memory("VmRSS")

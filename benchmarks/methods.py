@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from benchmarks import Result, interleaved
 from csc import config
-from csc.bench import Result, interleaved
 from csc.config import resolve
 from csc.data.loading import Batch, Batches
 from csc.data.partial import View
@@ -31,7 +31,7 @@ OLD, NEW, BATCH, ROUNDS = 4, 4, 16, 3  # task 2 of voc-b0c4
 CLASSES = tuple(map(str, range(OLD + NEW)))
 CONVOLUTIONS, TRANSFORMER = ("tf_efficientnet_lite0", 128), ("vit_tiny_patch16_224", 224)  # name, size of images
 GOAL = 0.9
-MADE = 3  # times that everything is made anew, as in `csc.bench.step`
+MADE = 3  # times that everything is made anew, as in `benchmarks.step`
 Work = Callable[[], object]
 
 

@@ -22,7 +22,7 @@ from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 from torch import Tensor
 from torchvision.io import decode_jpeg  # type: ignore[import-untyped]
 
-from csc.bench import Result, interleaved
+from benchmarks import Result, interleaved
 from csc.config import resolve
 from csc.data.augment import CUTOUT_COLOUR, GREY, OPERATIONS, PROBABILITY, augment
 from csc.data.loading import decode, training_batches, workers_for

@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from csc.bench import Result
+from benchmarks import Result
 from csc.errors import CscError
 
 __all__ = ["pipeline"]
@@ -50,8 +50,8 @@ def _watched_run(folder: Path) -> dict[str, dict[str, float]]:
     spies, notes = folder / "spies", folder / "notes"
     for path in (spies, notes):
         path.mkdir()
-    (spies / "sitecustomize.py").write_text(f"from csc.bench.spy import install\n\ninstall({str(notes)!r})\n")
-    environment = {**os.environ, "PYTHONPATH": str(spies)}
+    (spies / "sitecustomize.py").write_text(f"from benchmarks.spy import install\n\ninstall({str(notes)!r})\n")
+    environment = {**os.environ, "PYTHONPATH": f"{spies}{os.pathsep}{Path(__file__).parents[1]}"}
     for name in ("MLFLOW_TRACKING_URI", "PYTHONDONTWRITEBYTECODE"):  # steps find our code compiled, as installed
         environment.pop(name, None)
     command = [sys.executable, "-m", "csc", "run", "digits-b0c2", "--workdir", str(folder / "work")]

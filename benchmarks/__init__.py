@@ -58,7 +58,7 @@ class Result:
 
 def run(name: str) -> list[Result]:
     """Run one bench by name."""
-    results: list[Result] = getattr(importlib.import_module(f"csc.bench.{name}"), name)()
+    results: list[Result] = getattr(importlib.import_module(f"benchmarks.{name}"), name)()
     return results
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from csc.bench import Result, interleaved
+from benchmarks import Result, interleaved
 from csc.nets.ci_gcn import CIGCN
 from csc.settings import CiGcn
 
