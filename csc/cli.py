@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from csc import __version__
-from csc.bench.command import BENCH
 from csc.command import Command
 from csc.config import methods
 from csc.cores import cores
 from csc.doctor import DOCTOR
 from csc.errors import BadData, CscError
 from csc.scenario import CLASS_COUNTS, PAPER_SCENARIOS, Scenario
+from csc.serve import SERVE
 from csc.storage import local_path
 
 if TYPE_CHECKING:
@@ -59,12 +59,12 @@ def _parser() -> ArgumentParser:
 def _commands() -> dict[str, Command]:
     plugins = {point.name: point.load() for point in entry_points(group="csc.commands")}
     return plugins | {
-        "bench": BENCH,
         "doctor": DOCTOR,
         "ingest": Command("turn annotations and images into a data set", _ingest_arguments, _ingest),
         "methods": Command("list the learning methods", _no_arguments, _methods),
         "predict": Command("name the classes in images with a registered model", _predict_arguments, _predict),
         "scenarios": Command("list the scenarios and how they cut their classes", _no_arguments, _scenarios),
+        "serve": SERVE,
         "ui": Command("open the MLflow pages of a work folder", _ui_arguments, _ui),
     }
 

@@ -1,7 +1,8 @@
 """`csc doctor`: is everything here that a step needs? One line per answer, with what to do about a bad one.
 
 It is the health command of the images. What a machine may do without is `missing`: an image for light steps has no
-torch, a laptop no GPU. What is there and does not work is `failed`.
+torch, a laptop no GPU. What is there and does not work is `failed`. With `--cluster` it looks at a Kubernetes cluster
+instead; those checks come with the pipelines, through the entry-point group `csc.doctor`.
 """
 
 import os
@@ -9,15 +10,16 @@ import platform
 import shutil
 import tempfile
 from argparse import ArgumentParser, Namespace
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 from typing import Literal
 
 from csc.command import Command
 from csc.cores import cores
-from csc.errors import CscError
+from csc.errors import BadConfig, CscError
 from csc.storage import exists, join, local_path
 from csc.version import code_version
 
@@ -37,10 +39,10 @@ IMPATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEO
 
 @dataclass(frozen=True)
 class Check:
-    """One answer."""
+    """One answer; `warning` is what works otherwise than expected, `unknown` what could not be looked at."""
 
     name: str
-    status: Literal["ok", "missing", "failed"]
+    status: Literal["ok", "missing", "warning", "unknown", "failed"]
     text: str
 
     def __str__(self) -> str:
@@ -161,17 +163,45 @@ def _line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
+def _cluster_checks(profile: str | None, namespace: str | None) -> Iterator[Check]:
+    for point in entry_points(group="csc.doctor", name="cluster"):
+        yield from point.load()(profile, namespace)
+        return
+    raise BadConfig("csc doctor --cluster: needs the pipelines; install 'csc[pipelines]'")
+
+
 def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--data", metavar="PLACE", help="folder or s3:// place where a data set must be")
+    parser.add_argument(
+        "--cluster", action="store_true", help="look at the cluster of your kubeconfig instead of this machine"
+    )
+    parser.add_argument("--profile", metavar="FILE", help="with --cluster: what must be there, by its names")
+    parser.add_argument("--namespace", help="with --cluster: of the runs (default: the profile's, or kubeflow)")
+
+
+def _asked(arguments: Namespace) -> Iterator[Check]:
+    """The checks that the command line asks for."""
+    of_cluster = arguments.profile is not None or arguments.namespace is not None
+    if of_cluster and not arguments.cluster:
+        raise BadConfig("csc doctor: --profile and --namespace say what to look for in a cluster; add --cluster")
+    if arguments.data is not None and arguments.cluster:
+        raise BadConfig("csc doctor: --data is looked at from this machine; leave out --cluster")
+    if arguments.cluster:
+        return _cluster_checks(arguments.profile, arguments.namespace)
+    return checks(arguments.data)
 
 
 def _doctor(arguments: Namespace) -> int:
-    failed = 0
-    for check in checks(arguments.data):
+    found = Counter[str]()
+    for check in _asked(arguments):
         print(check, flush=True)
-        failed += check.status == "failed"
-    print("everything needed is fine" if not failed else f"{failed} failed")
-    return 1 if failed else 0
+        found[check.status] += 1
+    unseen = f"{found['unknown']} could not be looked at" if found["unknown"] else ""
+    if found["failed"]:
+        print(f"{found['failed']} failed" + (f", {unseen}" if unseen else ""))
+        return 1
+    print(f"nothing failed, {unseen}" if unseen else "everything needed is fine")
+    return 0
 
 
 DOCTOR = Command("check what is here: versions, devices, write access, tracking, storage", _arguments, _doctor)

@@ -1,6 +1,16 @@
 """The errors a person may cause and must understand: one line that says what, where, and what would be right."""
 
-__all__ = ["BadConfig", "BadData", "BadModel", "BadScenario", "CscError", "TrackingError"]
+__all__ = [
+    "BadConfig",
+    "BadData",
+    "BadModel",
+    "BadScenario",
+    "CscError",
+    "StoreUnavailable",
+    "TrackingError",
+    "TrackingUnavailable",
+    "Unavailable",
+]
 
 
 class CscError(Exception):
@@ -25,3 +35,18 @@ class BadModel(CscError):
 
 class TrackingError(CscError):
     """The tracking server or registry refused or did not answer."""
+
+
+class Unavailable(CscError):
+    """Something outside this process that does not answer or has too much to do, and may be back at the next try.
+
+    A step is tried again after these and after no other error (`csc.retry`).
+    """
+
+
+class StoreUnavailable(Unavailable, BadData):
+    """An object store that does not answer or answers only with errors of its own."""
+
+
+class TrackingUnavailable(Unavailable, TrackingError):
+    """A tracking server, or the store of its models, that does not answer or answers only with errors of its own."""

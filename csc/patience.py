@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from csc.errors import TrackingError
+from csc.errors import TrackingError, TrackingUnavailable
 
 __all__ = ["at_second_try", "once", "one_line", "quiet", "tracking_uri", "without_secrets"]
 
@@ -22,13 +22,23 @@ RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
 # After these a thing may have been made all the same, or may be made by the next try.
 _UNSURE = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "RESOURCE_ALREADY_EXISTS")
 
-# What MLflow says when it cannot talk to a server, and what it means for the person who reads it.
-_UNANSWERED = {
+# What MLflow says when it cannot talk to a server, or a client to the bucket of its models, and what it means for the
+# person who reads it. These may pass.
+_AWAY = {
     r"too many (\d+) error responses": "answers only with errors ({0}); its log says why",
     r"Connection refused": "does not answer (connection refused)",
     r"Failed to resolve|Name or service not known|nodename nor servname": "does not answer (no such host)",
     r"timed out|timeout exception": "does not answer (timed out)",
     r"Connection aborted|Connection reset|Remote end closed|IncompleteRead": "does not answer (the connection broke)",
+    r"\((\w+)\) when calling the \w+ operation \(reached max retries": (
+        "keeps its models in an object store that answers only with errors ({0})"
+    ),
+    r"(on|to|from) (the )?endpoint URL": "keeps its models in an object store that does not answer",
+}
+_REMEDY = "; check MLFLOW_TRACKING_URI and the server, then repeat the command: nothing finished is lost"
+
+# These do not.
+_REFUSED = {
     r"Invalid Host header": "refuses to be called by this name; add it to the server's --allowed-hosts",
     r"error code 401 |not authenticated": (
         "does not let us in; check MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
@@ -62,16 +72,19 @@ def one_line() -> Iterator[None]:
         theirs = type(error).__module__.partition(".")[0] in ("mlflow", "sqlalchemy", "botocore", "boto3")
         if not (theirs or isinstance(error, OSError)):
             raise
-        raise TrackingError(f"MLflow at {without_secrets(tracking_uri())} {_reason(str(error))}") from None
+        kind, reason = _translate(str(error))
+        raise kind(f"MLflow at {without_secrets(tracking_uri())} {reason}") from None
 
 
-def _reason(message: str) -> str:
-    """What MLflow's message comes to, in one line."""
-    for pattern, meaning in _UNANSWERED.items():
+def _translate(message: str) -> tuple[type[TrackingError], str]:
+    """What MLflow's message comes to: whether it may pass, and why in one line."""
+    for pattern, meaning in _AWAY.items():
         if found := re.search(pattern, message):
-            remedy = "; check MLFLOW_TRACKING_URI and the server, then repeat the command: nothing finished is lost"
-            return meaning.format(*found.groups()) + (remedy if "answer" in meaning else "")
-    return f"says: {without_secrets(' '.join(message.split()))[:300]}"
+            return TrackingUnavailable, meaning.format(*found.groups()) + _REMEDY
+    for pattern, meaning in _REFUSED.items():
+        if re.search(pattern, message):
+            return TrackingError, meaning
+    return TrackingError, f"says: {without_secrets(' '.join(message.split()))[:300]}"
 
 
 def without_secrets(text: str) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from csc.errors import BadData
+from csc.errors import BadData, StoreUnavailable
 
 __all__ = [
     "RemoteFile",
@@ -423,7 +423,8 @@ def _store(uri: str | os.PathLike[str]) -> Iterator[Any]:
         kind, reason = _refusal(client, error, _bucket_and_key(uri)[0])
         raise kind(f"{where}: {reason}") from None
     except (BotoCoreError, RetriesExceededError) as error:
-        raise BadData(f"{where}: {_failure(client, getattr(error, 'last_exception', error))}") from None
+        kind, reason = _failure(client, getattr(error, "last_exception", error))
+        raise kind(f"{where}: {reason}") from None
 
 
 def _refusal(client: Any, error: Any, bucket: str) -> tuple[type[BadData], str]:
@@ -433,7 +434,15 @@ def _refusal(client: Any, error: Any, bucket: str) -> tuple[type[BadData], str]:
         code = "NoSuchKey" if _has_bucket(client, bucket) else "NoSuchBucket"
     known = (reason for codes, reason in _REFUSALS.items() if code in codes)
     unknown = f"the object store at {_endpoint(client)} refused ({code}); try again later"
+    if _may_pass(error, code):
+        return StoreUnavailable, unknown
     return _NoSuchFile if code == "NoSuchKey" else BadData, next(known, unknown)
+
+
+def _may_pass(error: Any, code: str) -> bool:
+    """Whether an answer says that the store is overloaded or ill, not that it refuses; 501 is what it cannot do."""
+    status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    return status in (408, 429) or (status >= 500 and status != 501) or code == "RequestTimeout"
 
 
 def _has_bucket(client: Any, bucket: str) -> bool:
@@ -447,23 +456,24 @@ def _has_bucket(client: Any, bucket: str) -> bool:
     return True
 
 
-def _failure(client: Any, error: Exception) -> str:
+def _failure(client: Any, error: Exception) -> tuple[type[BadData], str]:
     """What it means that there was no answer; the library's own words only where they can hold no key and no header."""
     from botocore import exceptions
 
     if isinstance(error, exceptions.NoCredentialsError | exceptions.PartialCredentialsError):
-        return "no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile (AWS_PROFILE)"
+        return BadData, "no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile (AWS_PROFILE)"
     if isinstance(error, exceptions.CredentialRetrievalError):
-        return "the credentials could not be fetched; check the profile or the service account"
+        return BadData, "the credentials could not be fetched; check the profile or the service account"
     if isinstance(error, exceptions.SSLError):
-        return f"no safe connection to {_endpoint(client)}; check the endpoint and the certificates (AWS_CA_BUNDLE)"
+        where = _endpoint(client)
+        return BadData, f"no safe connection to {where}; check the endpoint and the certificates (AWS_CA_BUNDLE)"
     if type(error) is exceptions.HTTPClientError:
-        return "the request could not be sent; check the keys for blanks and line ends, and the endpoint"
+        return BadData, "the request could not be sent; check the keys for blanks and line ends, and the endpoint"
     if isinstance(error, exceptions.BotoCoreError) and not isinstance(
         error, exceptions.ConnectionError | exceptions.HTTPClientError | exceptions.IncompleteReadError
     ):
-        return f"the request was not possible ({_line(error)})"
-    return (
+        return BadData, f"the request was not possible ({_line(error)})"
+    return StoreUnavailable, (
         f"the object store at {_endpoint(client)} does not answer; "
         "check the endpoint (AWS_ENDPOINT_URL_S3) and the network"
     )

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from csc.errors import BadConfig, CscError
+from csc.errors import BadConfig, CscError, Unavailable
 from csc.scenario import Task
 from csc.settings import Train
 from csc.storage import atomic_folder, local_path, write_json
@@ -51,7 +51,7 @@ class ClusterError(CscError):
     """The cluster cannot run the job, or the job failed."""
 
 
-class Unanswered(ClusterError):
+class Unanswered(ClusterError, Unavailable):
     """The cluster did not answer, which may pass."""
 
 

@@ -10,17 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from csc.bench.command import RECORD
 from csc.cli import use_workdir
 from csc.command import Command
 from csc.config import differences, parse_overrides, resolve
 from csc.data.dataset import Dataset
 from csc.data.digits import VERSION
 from csc.errors import BadData, BadScenario, CscError
-from csc.pipelines.profile import SHIPPED, read_profile, run_defaults
+from csc.pipelines.profile import SHIPPED, on_this_machine, read_profile, run_defaults
 from csc.pipelines.window import Window
 from csc.scenario import CLASS_COUNTS, Scenario
-from csc.storage import absolute, exists, join, read_json, write_bytes
+from csc.storage import absolute, exists, join, write_bytes
 from csc.tracking import model_name
 
 if TYPE_CHECKING:
@@ -123,7 +122,7 @@ def _run(arguments: Namespace) -> int:
 
     with alone(workdir):
         package = workdir / f"{pipeline_name(scenario)}.yaml"
-        compile_pipeline(scenario, classes, package, overrides, profile, window)
+        compile_pipeline(scenario, classes, package, overrides, on_this_machine(profile), window)
         checkpoints = workdir / "checkpoints" / config.fingerprint(scenario.name, data)  # not those of other runs
         inputs = {
             "data": data,
@@ -152,20 +151,16 @@ def _closing(scenario: str, data: str, config: str) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        from csc.steps.finish import finish
+        from csc.steps.finish import close
 
         with contextlib.suppress(CscError):  # why the run ended matters more
-            finish(scenario, data, config, "CANCELED" if isinstance(error, KeyboardInterrupt) else "FAILED")
+            close(scenario, data, config, "CANCELED" if isinstance(error, KeyboardInterrupt) else "FAILED")
         raise
 
 
 def _tell(run: "LocalRun", page: Path, model: str, workdir: str) -> None:
     """Write the report into the work folder and say where everything is."""
-    from csc.report.page import with_speed
-
-    measured = page.parent / RECORD
-    text = run.page.read_text(encoding="utf-8")
-    write_bytes(page, (with_speed(text, read_json(measured)) if measured.is_file() else text).encode())
+    write_bytes(page, run.page.read_bytes())
     print(f"\n{run.table}\n")
     if run.reused:
         print(f"reused from earlier runs: {len(run.reused)} of {len(run.reused) + len(run.seconds)} steps")

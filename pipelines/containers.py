@@ -51,7 +51,7 @@ def docker_runner(package: Path, arguments: Mapping[str, str], workdir: Path) ->
         _remove_leftovers(client, workdir)
         user = _user(client, images[0], workdir, package)
         environment = _environment(workdir)
-        with _awaited_containers():
+        with _awaited_containers(environment):
             yield local.DockerRunner(
                 **_options(client),
                 user=user,
@@ -176,16 +176,23 @@ def _options(client: "DockerClient") -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _awaited_containers() -> Iterator[None]:
+def _awaited_containers(environment: Mapping[str, str]) -> Iterator[None]:
     """Have kfp start containers our way.
 
     Its own way lets the engine remove a container that has ended: one that is gone before its exit code is read counts
-    as a success, and one whose run is interrupted works on.
+    as a success, and one whose run is interrupted works on. And a step for which the pipeline sets a variable, such as
+    those of its retries, would get no others.
+
+    Args:
+        environment: of all containers; what the pipeline sets for a step comes on top.
     """
     from kfp.local import docker_task_handler
 
+    def run(**options: Any) -> int:
+        return _run_to_its_end(**options | {"environment": {**environment, **options.get("environment", {})}})
+
     original = docker_task_handler.run_docker_container
-    docker_task_handler.run_docker_container = _run_to_its_end
+    docker_task_handler.run_docker_container = run
     try:
         yield
     finally:

@@ -44,7 +44,7 @@ _STARTED = re.compile(r"Executing task '(?P<name>[^']+)'")
 ENDED = re.compile(r"Task '(?P<name>[^']+)' finished with status (?P<status>\w+)")
 _REUSED = re.compile(r"Task '?(?P<name>[^' ]+)'? cache hit")
 OUR_ERROR = re.compile(r"\s*csc\.errors\.\w+: (?P<message>.*)")
-_WORTH_SHOWING = re.compile(r"\s*(task \d|data: )")  # how our steps begin their lines; the rest is in the log
+_WORTH_SHOWING = re.compile(r"\s*(task \d|data: |retry: )")  # how our steps begin their lines; the rest is in the log
 Runner = Literal["forked", "subprocess", "docker"]
 _PER_TASK = ("split-labels", "build-dataset", "train", "evaluate", "register")
 

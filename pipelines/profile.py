@@ -6,20 +6,21 @@ has a default, and no profile at all is the same as `local`.
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from csc.components.image import CPU_IMAGE, TRAIN_IMAGE
 from csc.errors import BadConfig
 from csc.pipelines.strict import read_strict
+from csc.retry import Retries
 from csc.scenario import Scenario
 from csc.storage import local_path
 
 if TYPE_CHECKING:
     from kfp.dsl import PipelineTask
 
-__all__ = ["SHIPPED", "Profile", "apply", "read_profile", "run_defaults"]
+__all__ = ["SHIPPED", "Profile", "apply", "on_this_machine", "read_profile", "run_defaults"]
 
 _FOLDER = Path(__file__).parent / "profiles"
 SHIPPED = tuple(sorted(path.stem for path in _FOLDER.glob("*.yaml")))
@@ -123,15 +124,23 @@ class Tracking:
 
 @dataclass(frozen=True)
 class Retry:
-    """How often a step that died is tried again: after `wait`, times `factor` each time, and only `within` its start.
+    """What is tried again, and when: after `wait`, times `factor` each time, and only `within` the first try's start.
 
-    `within` counts from the beginning of the first try, so it must be longer than a step may take.
+    `times` is the step's own: it calls itself again while a store or server is away, and never after refused input
+    (`csc.retry`). `pods` is the cluster's: what it does depends on the retry policy of its workflow controller, see
+    docs/profiles.md. `within` counts from the beginning of the first try, so it must be longer than a step may take.
     """
 
     times: int = 0
     wait: str = "60s"
     factor: float = 2.0
     within: str = "7d"
+    pods: int = 0
+
+    def environment(self) -> dict[str, str]:
+        """The variables that tell a step of its retries."""
+        asked = Retries(self.times, _seconds(self.wait), self.factor, _seconds(self.within))
+        return asked.environment() if self.times else {}
 
 
 @dataclass(frozen=True)
@@ -210,7 +219,10 @@ _FORMS = {
     "shm_size": _BYTES,
 }
 _REQUIRED = ("images.cpu", "images.train", "gpu.resource", "storage.volume.path", "retry.wait", "retry.within")
-_AT_LEAST = {"user.uid": 0, "user.gid": 0, "gpu.count": 0, "retry.times": 0, "retry.factor": 1, "study.parallelism": 1}
+_AT_LEAST = {
+    **dict.fromkeys(("user.uid", "user.gid", "gpu.count", "retry.times", "retry.pods"), 0),
+    **dict.fromkeys(("retry.factor", "study.parallelism"), 1),
+}
 _SECRET = re.compile(
     r".*(SECRET|PASSWORD|PASSWD|PASSPHRASE|TOKEN|(API|ACCESS|ACCOUNT|PRIVATE|SECRET)_?KEY|CONNECTION_STRING)"
     r"(_.*)?(?<!_FILE)(?<!_PATH)",
@@ -257,19 +269,20 @@ def _secret_problems(profile: Profile) -> Iterator[tuple[str, str]]:
 def _contradictions(profile: Profile) -> Iterator[tuple[str, str]]:
     for pod in ("heavy", "light"):
         timeout = getattr(profile, pod).timeout
-        if profile.retry.times and timeout and _seconds(timeout) > _seconds(profile.retry.within):
+        tried_again = profile.retry.times or profile.retry.pods
+        if tried_again and timeout and _seconds(timeout) > _seconds(profile.retry.within):
             yield (
                 "retry.within",
-                f"{profile.retry.within} is less than {pod}.timeout, {timeout}: a step that dies late would not be "
+                f"{profile.retry.within} is less than {pod}.timeout, {timeout}: a step that fails late would not be "
                 "tried again",
             )
         for index, toleration in enumerate(getattr(profile, pod).tolerations):
             if (toleration.operator == "Equal") != bool(toleration.value):
                 yield f"{pod}.tolerations[{index}]", "a value needs the operator Equal, and Equal a value"
     named = [*profile.env, *profile.secrets.s3.keys.values(), *profile.secrets.mlflow.keys.values()]
-    named += ["MLFLOW_TRACKING_URI"] if profile.tracking.uri else []
+    named += [*(["MLFLOW_TRACKING_URI"] if profile.tracking.uri else []), *profile.retry.environment()]
     for variable in sorted({name for name in named if named.count(name) > 1}):
-        yield "env, secrets, tracking", f"the variable {variable} is set twice"
+        yield "env, secrets, tracking, retry", f"the variable {variable} is set twice"
     if profile.storage.checkpoints and not profile.storage.volume.claim:
         yield "storage.checkpoints", "checkpoints outlive a pod only on a volume; name its claim in storage.volume"
 
@@ -283,6 +296,11 @@ def _at(profile: Profile, key: str) -> Any:
 
 def _seconds(time: str) -> int:
     return int(time[:-1]) * _UNITS[time[-1]]
+
+
+def on_this_machine(profile: Profile) -> Profile:
+    """The profile for a run on this machine: no pod can vanish here, and kfp would try every failed step again."""
+    return replace(profile, retry=replace(profile.retry, pods=0))
 
 
 def run_defaults(profile: Profile, scenario: Scenario) -> dict[str, Any]:
@@ -310,9 +328,9 @@ def apply(profile: Profile, task: "PipelineTask", heavy: bool = False, gpus: Any
     task.set_container_image(profile.images.train if heavy else profile.images.cpu)
     if not profile.caching:
         task.set_caching_options(False)
-    if profile.retry.times:
+    if profile.retry.pods:
         retry = profile.retry
-        task.set_retry(retry.times, f"{_seconds(retry.wait)}s", retry.factor, f"{_seconds(retry.within)}s")
+        task.set_retry(retry.pods, f"{_seconds(retry.wait)}s", retry.factor, f"{_seconds(retry.within)}s")
     _set_pod(pod, task)
     _set_images_and_user(profile, task)
     _set_access(profile, task)
@@ -358,7 +376,7 @@ def _set_access(profile: Profile, task: "PipelineTask") -> None:
     """The environment, the secrets and the volume; secrets go by name, and as constants: loops lose parameters here."""
     from kfp import kubernetes
 
-    for name, value in profile.env.items():
+    for name, value in (profile.env | profile.retry.environment()).items():
         task.set_env_variable(name, value)
     if profile.tracking.uri:
         task.set_env_variable("MLFLOW_TRACKING_URI", profile.tracking.uri)

@@ -17,7 +17,7 @@ from csc.data.digits import VERSION
 from csc.errors import BadConfig, BadData
 from csc.pipelines.commands import alone, class_count
 from csc.pipelines.profile import SHIPPED as PROFILES
-from csc.pipelines.profile import Profile, read_profile, run_defaults
+from csc.pipelines.profile import Profile, on_this_machine, read_profile, run_defaults
 from csc.pipelines.submit import check_edited, check_place, endpoint_arguments, open_endpoint, run_arguments, send
 from csc.scenario import CLASS_COUNTS, Scenario
 from csc.storage import absolute, exists, join
@@ -188,7 +188,7 @@ def _run(
             if not result.missing:  # by a study that was killed then
                 shutil.rmtree(checkpoints / result.cell.key, ignore_errors=True)
         package = workdir / f"{study_name(study)}.yaml"
-        compile_study(study, left, places, package, profile, arguments.parallel)
+        compile_study(study, left, places, package, on_this_machine(profile), arguments.parallel)
         reach()  # makes the database, which steps that begin together would all try
         inputs = {"checkpoints": str(checkpoints)}
         return run_study(package, inputs, workdir, turns, looked_up, verbose=arguments.verbose, runner=arguments.runner)

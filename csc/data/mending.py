@@ -7,7 +7,7 @@ from typing import Any
 from csc.data.dataset import Dataset
 from csc.data.shards import Images, Part, is_whole, write_shard
 from csc.data.workers import for_each_part
-from csc.errors import BadData
+from csc.errors import BadData, Unavailable
 from csc.storage import atomic_place, is_remote, join, list_below, local_path, read_json
 
 __all__ = ["is_undamaged", "mend"]
@@ -46,6 +46,8 @@ def _index(dataset: Dataset) -> Any:
         index = read_json(file)
         for entry in index:
             int(entry["rows"]), int(entry["bytes"]), str(entry["sha256"])
+    except Unavailable:
+        raise
     except (BadData, TypeError, KeyError, ValueError):
         raise _beyond_repair(dataset, file) from None
     return index

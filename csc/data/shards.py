@@ -18,7 +18,7 @@ import pyarrow as pa
 from PIL import Image, UnidentifiedImageError
 
 from csc.data.source import DamagedFile, Source
-from csc.errors import BadData, CscError
+from csc.errors import BadData, CscError, Unavailable
 from csc.storage import absolute, is_remote, sha256_file
 
 __all__ = [
@@ -116,7 +116,8 @@ class Shard:
 
 def cut_short(reason: object) -> CscError:
     """The error for work that was stopped by something that may pass: a store, a disk, a lost process."""
-    return CscError(f"{reason}; what is finished is kept, the same command goes on from there")
+    kind = type(reason) if isinstance(reason, Unavailable) else CscError
+    return kind(f"{reason}; what is finished is kept, the same command goes on from there")
 
 
 class SourceImages:

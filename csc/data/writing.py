@@ -25,7 +25,7 @@ from csc.data.mending import mend
 from csc.data.shards import Images, Listed, Part, Shard, in_parts
 from csc.data.unfinished import refuse_foreign, unfinished
 from csc.data.workers import for_each_part
-from csc.errors import BadData
+from csc.errors import BadData, Unavailable
 from csc.progress import Bar
 from csc.storage import exists, join, write_json
 
@@ -192,6 +192,8 @@ def _same_labels(present: Dataset, plan: _Plan) -> bool:
     columns = ["image_id", "split", "labels", "difficult"]  # one that was sharded in another way is equal too
     try:
         return bool(present.labels().select(columns).equals(plan.labels.select(columns)))
+    except Unavailable:
+        raise
     except BadData:
         file = join(present.place, "labels.parquet")
         raise BadData(f"{file}: missing or damaged; remove {present.place} and ingest again") from None

@@ -5,6 +5,7 @@ from pathlib import Path
 from csc.config import resolve
 from csc.data.dataset import Dataset
 from csc.data.partial import test_view, train_view, write_view
+from csc.retry import with_retries
 from csc.scenario import Scenario
 from csc.steps.ingest import Origin
 from csc.steps.split_labels import read_split
@@ -12,6 +13,7 @@ from csc.steps.split_labels import read_split
 __all__ = ["build_dataset"]
 
 
+@with_retries
 def build_dataset(origin: str, split: str, config: str, train_out: str, test_out: str) -> None:
     """Write `train.parquet` and `test.parquet` of one task.
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from csc.data.dataset import Dataset
+from csc.retry import with_retries
 from csc.storage import atomic_folder, write_bytes
 from csc.study.cells import Place, cells, results
 from csc.study.files import write_files
@@ -34,6 +35,7 @@ def order_for(study: Study, places: Mapping[str, Place], tried: Container[str]) 
     return json.dumps(content, sort_keys=True)
 
 
+@with_retries
 def collect(order: str, page_out: str, table_out: str, files_out: str) -> str:
     """Write the tables of a study; a cell that was to be run and is not finished has failed.
 

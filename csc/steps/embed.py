@@ -31,6 +31,7 @@ from csc.data.partial import View
 from csc.errors import BadConfig, BadData
 from csc.model import save_tensors
 from csc.progress import Bar
+from csc.retry import with_retries
 from csc.scenario import Scenario
 from csc.settings import Config
 from csc.steps.ingest import Origin
@@ -44,6 +45,7 @@ __all__ = ["embed"]
 INDEX = "index.json"  # of a view: the shards that are finished
 
 
+@with_retries
 def embed(origin: str, scenario: str, config: str) -> str:
     """Make sure that the maps which the settings ask for are there, and return their place.
 

@@ -15,6 +15,7 @@ from csc.data.features import read_features
 from csc.data.partial import View, read_view
 from csc.errors import BadModel
 from csc.model import load_network, read_card
+from csc.retry import with_retries
 from csc.steps.register import read_registered
 from csc.storage import atomic_file, writable, write_json
 
@@ -26,6 +27,7 @@ Scores = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 Targets = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
 
 
+@with_retries
 def evaluate(
     model: str, test_view: str, scores_out: str, metrics_out: str, prior: str = "", features: str = ""
 ) -> dict[str, Any]:

@@ -2,15 +2,16 @@
 
 from csc.config import resolve
 from csc.data.dataset import Dataset
-from csc.errors import BadData
+from csc.errors import BadData, Unavailable
+from csc.retry import with_retries
 from csc.scenario import Scenario
 from csc.tracking import close_runs
 from csc.version import code_version
 
-__all__ = ["finish"]
+__all__ = ["close", "finish"]
 
 
-def finish(scenario: str, data: str, config: str, state: str) -> None:
+def close(scenario: str, data: str, config: str, state: str) -> None:
     """Mark what is still open of a scenario run as failed or killed; a run that was completed is left alone.
 
     Args:
@@ -21,6 +22,8 @@ def finish(scenario: str, data: str, config: str, state: str) -> None:
     """
     try:
         fingerprint = Dataset.open(data).fingerprint
+    except Unavailable:
+        raise
     except BadData as error:
         print(f"nothing to close: no task has begun ({error})")
         return
@@ -28,3 +31,6 @@ def finish(scenario: str, data: str, config: str, state: str) -> None:
     status = "KILLED" if state.upper().startswith("CANCEL") else "FAILED"
     closed = close_runs([key], status)
     print(f"marked as {status}: {', '.join(closed)}" if closed else "nothing is left open")
+
+
+finish = with_retries(close)  # the step; a command that has just failed for want of a server closes without waiting

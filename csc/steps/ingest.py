@@ -7,6 +7,7 @@ from pathlib import Path
 from csc.data.dataset import Dataset
 from csc.errors import BadData
 from csc.patience import tracking_uri, without_secrets
+from csc.retry import with_retries
 from csc.scenario import Scenario
 from csc.storage import absolute, exists, join, write_json
 from csc.version import code_version
@@ -37,6 +38,7 @@ class Origin:
         return json.dumps(asdict(self), sort_keys=True)
 
 
+@with_retries
 def ingest(scenario: str, data: str) -> Origin:
     """Open the data set of a scenario; the embedded digits are made on the spot if they are not there yet.
 

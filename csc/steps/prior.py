@@ -4,6 +4,7 @@ from pathlib import Path
 
 from csc.config import resolve
 from csc.errors import BadModel
+from csc.retry import with_retries
 from csc.scenario import Scenario
 from csc.steps.ingest import Origin
 from csc.storage import write_json
@@ -12,6 +13,7 @@ from csc.tracking import find_record, model_name
 __all__ = ["prior"]
 
 
+@with_retries
 def prior(origin: str, scenario: str, config: str, task: int, out: str) -> None:
     """Write `registered.json` of an earlier task of the same run, as `register` wrote it.
 

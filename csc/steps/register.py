@@ -9,6 +9,7 @@ from csc.errors import BadModel
 from csc.model import ModelCard, fingerprint, read_card
 from csc.packaging import package_model
 from csc.report.run import Run, TaskResult
+from csc.retry import with_retries
 from csc.storage import read_json, write_json
 from csc.tracking import Registered, Tracker
 
@@ -34,6 +35,7 @@ def read_registered(path: str) -> RegisteredTask:
         raise BadModel(f"{path}: not the record of a registered task ({error})") from None
 
 
+@with_retries
 def register(model: str, metrics: str, test_view: str, out: str, prior: str = "") -> dict[str, str | int | float]:
     """Register a model with its metrics, write `registered.json`, and return where the version is.
 

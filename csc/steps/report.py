@@ -2,6 +2,7 @@
 
 from csc.report.page import render
 from csc.report.table import markdown_table, text_table
+from csc.retry import with_retries
 from csc.steps.register import read_registered
 from csc.storage import write_bytes
 from csc.tracking import finish_scenario
@@ -9,6 +10,7 @@ from csc.tracking import finish_scenario
 __all__ = ["report"]
 
 
+@with_retries
 def report(registered: str, page_out: str, table_out: str) -> str:
     """Write `report.html` and the results table, complete the parent run, and return the table as text.
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from csc.data.dataset import Dataset
 from csc.errors import BadScenario
+from csc.retry import with_retries
 from csc.scenario import Scenario, Task
 from csc.steps.ingest import Origin
 from csc.storage import read_json, write_json
@@ -12,6 +13,7 @@ from csc.storage import read_json, write_json
 __all__ = ["read_split", "split_labels"]
 
 
+@with_retries
 def split_labels(origin: str, scenario: str, task: int, tasks: int, out: str) -> None:
     """Write `split.json` of one task.
 

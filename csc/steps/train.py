@@ -27,6 +27,7 @@ from csc.model import (
     save_tensors,
 )
 from csc.packaging import installed
+from csc.retry import with_retries
 from csc.scenario import Scenario, Task
 from csc.settings import Config
 from csc.steps.register import read_registered
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["learn", "train"]
 
 
+@with_retries
 def train(
     config: str,
     split: str,

@@ -1,7 +1,10 @@
 """Profiles are read strictly: what is wrong is one line with the file and the key."""
 
 import dataclasses
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,9 +12,12 @@ import yaml
 
 from csc.cli import main
 from csc.components.image import CPU_IMAGE
+from csc.data.coco import ingest_coco
 from csc.errors import BadConfig
-from csc.pipelines.profile import SHIPPED, Profile, read_profile, run_defaults
+from csc.pipelines.profile import SHIPPED, Profile, Retry, on_this_machine, read_profile, run_defaults
+from csc.retry import Retries
 from csc.scenario import Scenario
+from tests.builders import make_coco
 
 FOLDER = Path(__file__).parents[2] / "pipelines" / "profiles"
 DOCS = Path(__file__).parents[2] / "docs" / "profiles.md"
@@ -112,7 +118,10 @@ WRONG = [
     ("heavy: {node_selector: {gpu: 1}}", "heavy.node_selector.gpu: expected text"),
     ("heavy: {timeout: 1 day}", "heavy.timeout: expected a time such as 90s"),
     ("heavy: {timeout: 2d}\nretry: {times: 1, within: 1d}", "retry.within: 1d is less than heavy.timeout, 2d"),
+    ("heavy: {timeout: 2d}\nretry: {pods: 1, within: 1d}", "retry.within: 1d is less than heavy.timeout, 2d"),
     ("retry: {factor: 0.5}", "retry.factor: expected 1 or more"),
+    ("retry: {pods: -1}", "retry.pods: expected 0 or more, found -1"),
+    ("retry: {times: 2}\nenv: {CSC_RETRY_WAIT: '5'}", "env, secrets, tracking, retry: the variable CSC_RETRY_WAIT is"),
     ("images: {cpu: 'two words'}", "images.cpu: expected an image such as"),
     ("images: {train: 'csc@sha256:12'}", "images.train: expected an image such as"),
     ("images: {pull_policy: often}", "images.pull_policy: expected one of Always, IfNotPresent, Never"),
@@ -200,3 +209,41 @@ def test_the_data_place_is_that_of_the_scenarios_data_set():
         "gpus": 1,
     }
     assert run_defaults(Profile(), voc) == {"gpus": 1}
+
+
+def test_the_retries_of_a_profile_are_those_of_its_steps(written, monkeypatch):
+    retry = read_profile(written("retry: {times: 3, wait: 2m, factor: 1.5, within: 12h}")).retry
+    for name, value in retry.environment().items():
+        monkeypatch.setenv(name, value)
+    assert Retries.from_environment() == Retries(times=3, wait=120, factor=1.5, within=12 * 3600)
+    assert read_profile(written("retry: {wait: 2m}")).retry.environment() == {}
+
+
+def test_no_pod_is_tried_again_on_this_machine():
+    profile = Profile(retry=Retry(times=2, pods=3))
+    assert on_this_machine(profile) == Profile(retry=Retry(times=2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("runner", "retry"),
+    [
+        ("subprocess", "{times: 2, wait: 1s, factor: 1}"),
+        ("subprocess", "{pods: 2, wait: 1s, factor: 1}"),
+        ("forked", "{times: 2, pods: 2, wait: 1s, factor: 1}"),
+    ],
+)
+def test_refused_input_ends_a_local_run_at_once_whatever_the_profile_says_of_retries(written, tmp_path, runner, retry):
+    data = ingest_coco(make_coco(tmp_path / "raw"), tmp_path / "set", "animals").path
+    (data / "labels.parquet").write_bytes(b"nonsense")
+    words = ["run", "animals-b0c2", "--data", data, "--workdir", tmp_path / "work", "--set", "init=scratch"]
+    words += ["--runner", runner, "--profile", written(f"retry: {retry}")]
+    hidden = ("MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID")
+    environment = {name: value for name, value in os.environ.items() if name not in hidden}
+    done = subprocess.run(
+        [sys.executable, "-m", "csc", *map(str, words)], capture_output=True, text=True, env=environment, timeout=300
+    )
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "labels.parquet: not readable" in done.stderr
+    assert done.stdout.count("build-dataset") == 1
+    assert "retry: " not in done.stdout

@@ -138,26 +138,26 @@ def test_every_step_has_its_secrets_by_reference_and_its_volume_user_and_timeout
         assert settings["activeDeadlineSeconds"] == ("86400" if step.startswith(HEAVY) else "7200")
         assert settings["imagePullPolicy"] == "IfNotPresent"
         plain = {item["name"]: item["value"] for item in container["env"]}
-        assert plain == {**place.env, "MLFLOW_TRACKING_URI": place.tracking.uri}
+        assert plain == {**place.env, "MLFLOW_TRACKING_URI": place.tracking.uri, **place.retry.environment()}
+
+
+def steps_in(spec):
+    """Every task of a compiled pipeline that is a step, not a sub-pipeline."""
+    for dag in (spec["root"]["dag"], *(component.get("dag", {}) for component in spec["components"].values())):
+        for task in dag.get("tasks", {}).values():
+            if "dag" not in spec["components"][task["componentRef"]["name"]]:
+                yield task
 
 
 @pytest.mark.parametrize("profile", CLUSTER)
 @pytest.mark.parametrize("name", NAMES)
-def test_every_step_is_tried_again_for_longer_than_it_may_take(compiled, name, profile):
-    _, (spec, _) = compiled(name, profile)
-    found = 0
-    for dag in (spec["root"]["dag"], *(component.get("dag", {}) for component in spec["components"].values())):
-        for task in dag.get("tasks", {}).values():
-            if "dag" in spec["components"][task["componentRef"]["name"]]:
-                continue
-            found += 1
-            assert task["retryPolicy"] == {
-                "maxRetryCount": 3,
-                "backoffDuration": "60s",
-                "backoffFactor": 2.0,
-                "backoffMaxDuration": "604800s",
-            }
-    assert found >= 7
+def test_every_step_waits_for_servers_itself_and_no_refused_one_is_tried_again(compiled, name, profile):
+    _, documents = compiled(name, profile)
+    wanted = {"TIMES": "3", "WAIT": "60", "FACTOR": "2", "WITHIN": "604800"}
+    for _, container, _ in steps_of(documents):
+        found = {item["name"]: item["value"] for item in container["env"]}
+        assert {name: found[f"CSC_RETRY_{name}"] for name in wanted} == wanted
+    assert not [task for task in steps_in(documents[0]) if "retryPolicy" in task]
 
 
 def test_the_run_time_arguments_have_the_profiles_defaults(compiled):
@@ -166,7 +166,7 @@ def test_the_run_time_arguments_have_the_profiles_defaults(compiled):
     assert declared["data"]["defaultValue"] == "s3://csc/data/voc"
     assert declared["checkpoints"]["defaultValue"] == "/mnt/csc/checkpoints"
     assert declared["gpus"]["defaultValue"] == 1.0
-    assert declared["config"]["defaultValue"] == "{}"
+    assert json.loads(declared["config"]["defaultValue"]) == {"method": "csc", "seed": 0}  # the rest is as by default
 
 
 def test_the_airgapped_profile_pulls_by_digest_with_its_registrys_secret(compiled):
@@ -202,6 +202,21 @@ def test_more_gpus_of_another_kind(tmp_path):
         if name.startswith(HEAVY)
     }
     assert kinds == {"amd.com/gpu"}
+
+
+def test_pods_are_tried_again_for_longer_than_a_step_may_take(tmp_path):
+    spec, _ = compiled_with(tmp_path, "retry: {pods: 3, wait: 2m, within: 2d}")
+    steps = list(steps_in(spec))
+    assert len(steps) >= 7
+    for task in steps:
+        assert task["retryPolicy"] == {
+            "maxRetryCount": 3,
+            "backoffDuration": "120s",
+            "backoffFactor": 2.0,
+            "backoffMaxDuration": "172800s",
+        }
+    for executor in spec["deploymentSpec"]["executors"].values():
+        assert "env" not in executor["container"]  # the steps themselves were not asked to
 
 
 @pytest.mark.parametrize("caching", [True, False])

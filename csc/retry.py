@@ -1,0 +1,90 @@
+"""Retries inside a step: what is away for a while is waited for, what was refused is refused at once.
+
+A step that is called twice leaves what one call leaves. So a store or server that does not answer (`Unavailable`) is
+worth another call in the same process, after a pause that grows. Nothing else is tried again: refused input would be
+refused again, and an error that nobody foresaw is better seen at once. MLflow has a patience of its own, which comes
+first: a try is over when that was in vain.
+
+The environment says how often; on a cluster the profile's `retry` puts it there. Without it a step is tried once.
+
+    CSC_RETRY_TIMES   how often a step is tried again
+    CSC_RETRY_WAIT    seconds before the first of these tries
+    CSC_RETRY_FACTOR  by which each wait is longer than the one before
+    CSC_RETRY_WITHIN  no new try later than so many seconds after the first one began
+"""
+
+import functools
+import gc
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import ParamSpec, TypeVar
+
+from csc.errors import BadConfig, Unavailable
+
+__all__ = ["Retries", "with_retries"]
+
+PREFIX = "CSC_RETRY_"
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Retries:
+    """How often a step is tried again, and after which pauses; times are in seconds."""
+
+    times: int = 0
+    wait: float = 60.0
+    factor: float = 2.0
+    within: float = 7 * 86400.0
+
+    @classmethod
+    def from_environment(cls) -> "Retries":
+        """What the environment asks for; a variable that is not set or empty has its default."""
+        return cls(
+            times=int(_number("TIMES", cls.times, whole=True)),
+            wait=_number("WAIT", cls.wait),
+            factor=_number("FACTOR", cls.factor, least=1),
+            within=_number("WITHIN", cls.within),
+        )
+
+    def environment(self) -> dict[str, str]:
+        """The variables by which another process gets the same."""
+        return {f"{PREFIX}{name.upper()}": f"{value:.15g}" for name, value in asdict(self).items()}
+
+
+def _number(name: str, default: float, *, least: float = 0, whole: bool = False) -> float:
+    text = os.environ.get(f"{PREFIX}{name}", "")
+    try:
+        number = float(text or default)
+    except ValueError:
+        number = math.nan
+    if not (least <= number < math.inf) or (whole and number != int(number)):
+        raise BadConfig(f"{PREFIX}{name}={text}: expected a {'whole ' if whole else ''}number, {least:g} or more")
+    return number
+
+
+def with_retries(step: Callable[P, T]) -> Callable[P, T]:
+    """Have a step tried again as the environment says, as long as what it needs is unavailable."""
+
+    @functools.wraps(step)
+    def tried(*arguments: P.args, **options: P.kwargs) -> T:
+        retries = Retries.from_environment()
+        start, pause = time.monotonic(), retries.wait
+        for number in range(1, retries.times + 1):
+            try:
+                return step(*arguments, **options)
+            except Unavailable as error:
+                if time.monotonic() - start + pause > retries.within:
+                    raise
+                reason = " ".join(str(error).split())
+            # Not in the handler: with the error goes what the try held, such as a network in the memory of a GPU.
+            gc.collect()
+            print(f"retry: {reason}; trying again in {pause:g} s ({number} of {retries.times})", flush=True)
+            time.sleep(pause)
+            pause *= retries.factor
+        return step(*arguments, **options)
+
+    return tried
