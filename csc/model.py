@@ -75,17 +75,11 @@ class ModelCard:
         return resolve(Scenario.parse(self.scenario).dataset, self.config)
 
     def facts(self) -> dict[str, str | int]:
-        """What the model is, flat, for people who see it as an artifact of a pipeline."""
+        """What the model is, in few words: a cluster keeps them for every step that it is handed to."""
         return {
             "display_name": f"{self.scenario} {self.method}, task {self.task} of {self.tasks}",
-            "scenario": self.scenario,
-            "method": self.method,
-            "task": self.task,
             "seed": int(self.config["seed"]),
             "classes": len(self.classes),
-            "initialisation": str(self.initialisation.get("text", "")),
-            "data": self.data_fingerprint,
-            "code": self.code_version,
         }
 
 

@@ -51,8 +51,10 @@ class Retries:
         )
 
     def environment(self) -> dict[str, str]:
-        """The variables by which another process gets the same."""
-        return {f"{PREFIX}{name.upper()}": f"{value:.15g}" for name, value in asdict(self).items()}
+        """The variables by which another process gets the same; none for what is the default anyway."""
+        default = asdict(Retries())
+        given = {name: value for name, value in asdict(self).items() if value != default[name]}
+        return {f"{PREFIX}{name.upper()}": f"{value:.15g}" for name, value in given.items()}
 
 
 def _number(name: str, default: float, *, least: float = 0, whole: bool = False) -> float:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Registered",
     "ScenarioRun",
+    "TaskProgress",
     "Tracker",
     "close_runs",
     "curve",
@@ -48,6 +49,7 @@ __all__ = [
     "finished_runs",
     "model_here",
     "model_name",
+    "progress_since",
     "reach",
     "run_key",
     "tracking_uri",
@@ -547,6 +549,65 @@ def curve(run_id: str) -> tuple[float, ...]:
     with one_line():
         history = _client().get_metric_history(run_id, "mAP")
     return tuple(metric.value for metric in sorted(history, key=lambda metric: metric.step))
+
+
+@dataclass(frozen=True)
+class TaskProgress:
+    """How far a task has come.
+
+    Attributes:
+        task: its number.
+        status: of its run: `RUNNING`, `FINISHED`, `FAILED` or `KILLED`.
+        epoch: the last one that was logged, from 1; 0 before the first, and of a task with results.
+        metrics: the latest value of each; with results, `mAP` is among them.
+        changed: when something last happened, in milliseconds since 1970.
+    """
+
+    task: int
+    status: str
+    epoch: int
+    metrics: dict[str, float]
+    changed: int
+
+
+def progress_since(scenario: str, method: str, seed: int, since: float) -> list[tuple[ScenarioRun, list[TaskProgress]]]:
+    """Scenario runs on which something happened since a time, newest first, each with its tasks; nothing is changed.
+
+    Args:
+        scenario: name, for instance `voc-b0c4`.
+        method: name.
+        seed: of the run.
+        since: seconds since 1970.
+    """
+    if _nothing_tracked():
+        return []
+    tags = {"csc.role": "scenario", "csc.scenario": scenario, "csc.method": method, "csc.seed": str(seed)}
+    query = " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
+    found = []
+    with one_line():
+        client = _client()
+        experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+        for run in client.search_runs(experiments, query, max_results=10, order_by=["attributes.start_time DESC"]):
+            tasks = _task_progress(client, run)
+            changed = max(run.info.start_time, run.info.end_time or 0, *(task.changed for task in tasks))
+            if changed >= since * 1000:
+                facts = ScenarioRun(run.info.run_id, run.data.tags, run.data.params, run.data.metrics)
+                found.append((facts, tasks))
+    return found
+
+
+def _task_progress(client: "MlflowClient", scenario: "Run") -> list[TaskProgress]:
+    """The tasks of a scenario run, in their order."""
+    query = f"tags.`csc.role` = 'task' and tags.`csc.scenario_run` = '{scenario.info.run_id}'"
+    tasks = []
+    for run in client.search_runs([scenario.info.experiment_id], query):
+        metrics, epoch = run.data.metrics, 0
+        changed = max(run.info.start_time, run.info.end_time or 0)
+        if "train/loss" in metrics and "mAP" not in metrics:
+            newest = max(client.get_metric_history(run.info.run_id, "train/loss"), key=lambda point: point.step)
+            epoch, changed = newest.step, max(changed, newest.timestamp)
+        tasks.append(TaskProgress(int(run.data.tags["csc.task"]), run.info.status, epoch, metrics, changed))
+    return sorted(tasks, key=lambda task: task.task)
 
 
 def _nothing_tracked() -> bool:

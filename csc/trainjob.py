@@ -44,6 +44,8 @@ PLUGIN = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_ID", "MLFLOW_RUN_ID", "MLFLO
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 POLL_SECONDS = 10.0
 PATIENCE = 30  # looks in a row that may be in vain
+# For loader processes; of the volumes of a step Kubeflow passes on only those that outlive a pod.
+SHARED_MEMORY = {"name": "shm", "emptyDir": {"medium": "Memory"}}
 Pod = Mapping[str, Any]  # fields of kfp's TaskConfig: resources, env, volumes, volume_mounts, node_selector, …
 
 
@@ -128,13 +130,13 @@ def train_job(name: str, folder: Path, settings: Train, pod: Pod, own: Mapping[s
     process = {
         "name": NODE,
         "securityContext": container.get("securityContext"),
-        "volumeMounts": pod.get("volume_mounts"),
+        "volumeMounts": [*(pod.get("volume_mounts") or []), {"name": SHARED_MEMORY["name"], "mountPath": "/dev/shm"}],
     }
     spec = {
         "serviceAccountName": own.get("serviceAccountName"),
         "imagePullSecrets": own.get("imagePullSecrets"),
         "securityContext": own.get("securityContext"),
-        "volumes": pod.get("volumes"),
+        "volumes": [*(pod.get("volumes") or []), SHARED_MEMORY],
         "containers": [_present(process)],
         "nodeSelector": pod.get("node_selector"),
         "affinity": pod.get("affinity"),

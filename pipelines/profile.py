@@ -308,7 +308,7 @@ def run_defaults(profile: Profile, scenario: Scenario) -> dict[str, Any]:
     known = {
         "data": profile.storage.data.replace("{dataset}", scenario.dataset),
         "checkpoints": profile.storage.checkpoints,
-        "gpus": profile.gpu.count,
+        "gpus": str(profile.gpu.count),  # text: the cluster reads an amount from nothing else
     }
     return {name: value for name, value in known.items() if value != ""}
 

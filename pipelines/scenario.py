@@ -6,13 +6,11 @@ arguments; scenario, tasks and profile are fixed by compiling. A window of later
 before it, looked up in the registry.
 """
 
-import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kfp import compiler, dsl
+from kfp import dsl
 from kfp.dsl.base_component import BaseComponent
 
 from csc.components.build_dataset.component import build_dataset
@@ -27,10 +25,10 @@ from csc.components.split_labels.component import split_labels
 from csc.components.train.component import train
 from csc.components.train_on_nodes.component import train_on_nodes
 from csc.config import differences, resolve
+from csc.pipelines.package import write_package
 from csc.pipelines.profile import Profile, apply, run_defaults
 from csc.pipelines.window import Window
 from csc.scenario import Scenario
-from csc.storage import atomic_file
 
 __all__ = ["build_pipeline", "compile_pipeline", "pipeline_name"]
 
@@ -92,7 +90,7 @@ def _tasks_with(train: BaseComponent, place: Profile) -> tuple[BaseComponent, Ba
 
     @dsl.pipeline(name="base-task", description="The first task of a scenario.")
     def base_task(
-        origin: str, scenario: str, config: str, checkpoints: str, features: str, gpus: int, task: int, tasks: int
+        origin: str, scenario: str, config: str, checkpoints: str, features: str, gpus: str, task: int, tasks: int
     ) -> dsl.Model:
         steps = _task_steps(place, train, origin, scenario, config, checkpoints, features, gpus, task, tasks)
         return steps.outputs["registered"]
@@ -104,7 +102,7 @@ def _tasks_with(train: BaseComponent, place: Profile) -> tuple[BaseComponent, Ba
         config: str,
         checkpoints: str,
         features: str,
-        gpus: int,
+        gpus: str,
         task: int,
         tasks: int,
         prior: dsl.Input[dsl.Model],
@@ -171,11 +169,11 @@ def build_pipeline(
 
     named = dsl.pipeline(name=pipeline_name(scenario), description=scenario.announcement(classes))
 
-    def scenario_pipeline(data: str, config: str = default, checkpoints: str = "", gpus: int = 1) -> Results:
+    def scenario_pipeline(data: str, config: str = default, checkpoints: str = "", gpus: str = "1") -> Results:
         results = steps(data, config, checkpoints, gpus)
         return Results(results.outputs["Output"], results.outputs["page"])
 
-    def scenario_pipeline_on_cluster(data: str, config: str = default, checkpoints: str = "", gpus: int = 1):
+    def scenario_pipeline_on_cluster(data: str, config: str = default, checkpoints: str = "", gpus: str = "1"):
         closing = apply(profile, finish(scenario=scenario.name, data=data, config=config))
         closing.set_caching_options(False)
         with dsl.ExitHandler(closing, name=scenario.name):
@@ -197,8 +195,4 @@ def compile_pipeline(
 ) -> None:
     """Write the compiled pipeline of a scenario as YAML; what the profile knows becomes the default of an argument."""
     pipeline = build_pipeline(scenario, classes, settings, profile, window, on_cluster)
-    with tempfile.TemporaryDirectory() as folder:
-        package = Path(folder) / "pipeline.yaml"
-        compiler.Compiler().compile(pipeline, str(package), pipeline_parameters=run_defaults(profile, scenario))
-        with atomic_file(out) as aside:
-            shutil.copyfile(package, aside)
+    write_package(pipeline, out, run_defaults(profile, scenario), on_cluster)

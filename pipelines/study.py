@@ -7,30 +7,25 @@ that begin together would all make them. The tables come last and always: a fail
 
 import json
 import re
-import shutil
-import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kfp import compiler, dsl
+from kfp import dsl
 from kfp.dsl.base_component import BaseComponent
 
 from csc.components.collect.component import collect
 from csc.components.embed.component import embed
 from csc.components.ingest.component import ingest
+from csc.pipelines.package import STEPS, check_steps, write_package
 from csc.pipelines.profile import Profile, apply
 from csc.pipelines.scenario import LOCAL, build_pipeline
 from csc.scenario import Scenario
 from csc.steps.collect import order_for
-from csc.storage import atomic_file
 from csc.study.cells import Cell, Place
 from csc.study.spec import Study
 
 __all__ = ["Loop", "build_study", "compile_study", "loops", "parts", "study_name"]
-
-# Argo keeps the state of a workflow in one object, which etcd takes up to about this number of steps.
-STEPS = 500
 
 
 class Loop(NamedTuple):
@@ -65,17 +60,26 @@ def loops(cells: Iterable[Cell]) -> list[Loop]:
 
 
 def parts(cells: Iterable[Cell], most: int = STEPS) -> list[list[Cell]]:
-    """Cut a study into pipelines that a cluster can hold, each with at most so many steps; equal runs come once."""
+    """Cut a study into pipelines that a cluster can hold, each with at most so many steps; equal runs come once.
+
+    A run is never cut: one with more steps has a pipeline of its own, and is refused if no cluster could hold that.
+    """
     cut: list[list[Cell]] = [[]]
     steps = 0
     for cell in sorted((cell for turn in loops(cells) for cell in turn.runs), key=lambda cell: cell.seed):
-        own = 5 * cell.tasks + (3 if cell.config.features.views else 2)
+        own = _steps(cell)
+        check_steps(cell.scenario.name, own)
         if cut[-1] and steps + own > most:
             cut.append([])
             steps = 0
         cut[-1].append(cell)
         steps += own
     return cut
+
+
+def _steps(cell: Cell) -> int:
+    """Of a run, with those that make its maps before it."""
+    return 5 * cell.tasks + (5 if cell.config.features.views else 2)
 
 
 def study_name(study: Study) -> str:
@@ -105,7 +109,7 @@ def build_study(
     at_once = parallelism or profile.study.parallelism
 
     @dsl.pipeline(name=study_name(study), description=study.title)
-    def study_pipeline(checkpoints: str = profile.storage.checkpoints, gpus: int = max(profile.gpu.count, 1)):
+    def study_pipeline(checkpoints: str = profile.storage.checkpoints, gpus: str = str(max(profile.gpu.count, 1))):
         tables = apply(profile, collect(order=order))
         tables.set_caching_options(False)
         with dsl.ExitHandler(tables, name="cells"):
@@ -128,7 +132,7 @@ def _maps_made(turns: Iterable[Loop], profile: Profile) -> dict[tuple[Any, ...],
     for key, cell in wanted.items():
         opened = apply(profile, ingest(scenario=cell.scenario.name, data=cell.place.data))
         opened.set_caching_options(False)
-        step = embed(origin=opened.output, scenario=cell.scenario.name, config=cell.settings)
+        step = embed(origin=opened.outputs["Output"], scenario=cell.scenario.name, config=cell.settings)
         made[key] = apply(profile, step, heavy=True, gpus=1).set_caching_options(False)
     return made
 
@@ -150,10 +154,7 @@ def compile_study(
     out: Path,
     profile: Profile = LOCAL,
     parallelism: int | None = None,
+    on_cluster: bool = False,
 ) -> None:
-    """Write the compiled pipeline of a study as YAML; see `build_study`."""
-    with tempfile.TemporaryDirectory() as folder:
-        package = Path(folder) / "pipeline.yaml"
-        compiler.Compiler().compile(build_study(study, cells, places, profile, parallelism), str(package))
-        with atomic_file(out) as aside:
-            shutil.copyfile(package, aside)
+    """Write the compiled pipeline of a study as YAML; see `build_study` and `write_package`."""
+    write_package(build_study(study, cells, places, profile, parallelism), out, on_cluster=on_cluster)

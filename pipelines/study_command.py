@@ -18,7 +18,15 @@ from csc.errors import BadConfig, BadData
 from csc.pipelines.commands import alone, class_count
 from csc.pipelines.profile import SHIPPED as PROFILES
 from csc.pipelines.profile import Profile, on_this_machine, read_profile, run_defaults
-from csc.pipelines.submit import check_edited, check_place, endpoint_arguments, open_endpoint, run_arguments, send
+from csc.pipelines.submit import (
+    check_edited,
+    check_place,
+    endpoint_arguments,
+    open_endpoint,
+    run_arguments,
+    send,
+    warn_of_retries,
+)
 from csc.scenario import CLASS_COUNTS, Scenario
 from csc.storage import absolute, exists, join
 from csc.study.cells import Cell, Place, Result, cells, results
@@ -209,6 +217,7 @@ def _submit(arguments: Namespace, study: Study, profile: Profile) -> int:
     for _, place in map(_named, arguments.data):
         check_place(place)
     endpoint = open_endpoint(arguments, profile)
+    warn_of_retries(arguments, profile)
     from csc.pipelines.study import study_name
 
     with tempfile.TemporaryDirectory(prefix="csc-submit-") as folder:
@@ -237,7 +246,7 @@ def _compiled(whole: Path, arguments: Namespace, study: Study, profile: Profile)
         print(f"{len(cut)} pipelines, because a cluster cannot hold the state of more steps in one; any order will do")
     files = [whole if len(cut) == 1 else whole.with_stem(f"{whole.stem}-{number + 1}") for number in range(len(cut))]
     for file, part in zip(files, cut, strict=True):
-        compile_study(study, part, places, file, profile, arguments.parallel)
+        compile_study(study, part, places, file, profile, arguments.parallel, on_cluster=True)
     return [(file, len(part)) for file, part in zip(files, cut, strict=True)]
 
 

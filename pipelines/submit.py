@@ -1,4 +1,4 @@
-"""The commands of `csc` that talk to a Kubeflow cluster: submit and status."""
+"""The command `csc submit`, and what a study that is submitted shares with it."""
 
 import hashlib
 import sys
@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from csc.command import Command
-from csc.config import resolve
+from csc.config import differences, resolve
 from csc.errors import BadConfig, BadData
 from csc.pipelines.commands import class_count, overrides_of, scenario_arguments
 from csc.pipelines.profile import SHIPPED, Profile, read_profile, run_defaults
+from csc.pipelines.remote import RemoteRun, endpoint_arguments, open_endpoint
 from csc.pipelines.window import Window
 from csc.scenario import CLASS_COUNTS, Scenario
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from csc.pipelines.endpoint import Endpoint
 
 __all__ = [
-    "STATUS",
     "SUBMIT",
     "check_edited",
     "check_place",
@@ -28,15 +28,8 @@ __all__ = [
     "open_endpoint",
     "run_arguments",
     "send",
+    "warn_of_retries",
 ]
-
-
-def endpoint_arguments(parser: ArgumentParser) -> None:
-    """Declare how to reach a cluster."""
-    parser.add_argument("--host", metavar="URL", default="", help="address of Kubeflow Pipelines")
-    access = parser.add_mutually_exclusive_group()
-    access.add_argument("--token-env", metavar="NAME", help="environment variable that holds a bearer token")
-    access.add_argument("--cookie-env", metavar="NAME", help="environment variable that holds a cookie")
 
 
 def _submit_arguments(parser: ArgumentParser) -> None:
@@ -66,14 +59,18 @@ def _submit(arguments: Namespace) -> int:
     classes = CLASS_COUNTS.get(scenario.dataset) or class_count(scenario, data)
     window = Window.parse(arguments.tasks, scenario, classes)
     endpoint = open_endpoint(arguments, profile)
+    warn_of_retries(arguments, profile)
     print(scenario.announcement(classes), flush=True)
+    from csc.pipelines.package import check_steps
     from csc.pipelines.scenario import compile_pipeline, pipeline_name
+
+    check_steps(scenario.name, 5 * (window.last - window.first + 1) + 4)
 
     name = f"{scenario.name} {config.method} seed {config.seed}" + ("" if window.whole else f" tasks {window}")
     with tempfile.TemporaryDirectory(prefix="csc-submit-") as folder:
         package = Path(folder) / "pipeline.yaml"
-        compile_pipeline(scenario, classes, package, overrides, profile, window)
-        inputs = {"data": data, "config": config.to_json()}
+        compile_pipeline(scenario, classes, package, overrides, profile, window, on_cluster=True)
+        inputs = {"data": data, "config": differences(scenario.dataset, config)}
         return send(arguments, endpoint, profile, package, pipeline_name(scenario), name, inputs)
 
 
@@ -109,8 +106,10 @@ def send(
     print(f"pipeline    {pipeline} · version {digest} ({'uploaded' if uploaded else 'reused'})", flush=True)
     run_id = endpoint.start(name, experiment_id, pipeline_id, version_id, inputs, profile.cluster.service_account)
     print(f"run         {endpoint.page(run_id)}", flush=True)
-    print(f"status      csc status {run_id} --host {endpoint.host}", flush=True)
-    return _wait(endpoint, run_id) if arguments.wait else 0
+    remote = RemoteRun(run_id, endpoint, arguments, profile)
+    print(f"status      {remote.command('status')}", flush=True)
+    print(f"stop        {remote.command('stop')}", flush=True)
+    return remote.wait() if arguments.wait else 0
 
 
 def check_edited(name: str, profile: Profile) -> None:
@@ -121,6 +120,14 @@ def check_edited(name: str, profile: Profile) -> None:
             raise BadConfig(f"{file}: images.{kind} is an example; copy the file, name your images, and give --profile")
 
 
+def warn_of_retries(arguments: Namespace, profile: Profile) -> None:
+    """Say if the cluster, as far as it can be seen from here, tries steps again otherwise than the profile expects."""
+    from csc.pipelines.cluster_doctor import retry_warning
+
+    if warning := retry_warning(profile, arguments.namespace or ""):
+        print(f"csc: {warning}", file=sys.stderr)
+
+
 def check_place(data: str) -> None:
     """Refuse a place that means another one on the cluster than here."""
     if not data.startswith(("/", "s3://")):
@@ -129,48 +136,4 @@ def check_place(data: str) -> None:
         )
 
 
-def open_endpoint(arguments: Namespace, profile: Profile) -> "Endpoint":
-    """The cluster that the command line or the profile names."""
-    from csc.pipelines.endpoint import Endpoint
-
-    return Endpoint(arguments.host or profile.cluster.host, arguments.token_env, arguments.cookie_env)
-
-
-def _wait(endpoint: "Endpoint", run_id: str) -> int:
-    from csc.pipelines.endpoint import EndpointError
-    from csc.pipelines.watch import FAILED, follow, outcome
-
-    again = f"the run goes on: csc status {run_id} --host {endpoint.host}"
-    try:
-        run, steps = follow(endpoint, run_id, lambda line: print(line, flush=True))
-    except KeyboardInterrupt:
-        print(f"csc: no longer watching; {again}", file=sys.stderr)
-        return 130
-    except EndpointError as error:
-        raise EndpointError(f"{error}; {again}", error.status) from None
-    print(outcome(run, steps))
-    return 1 if run.state in FAILED else 0
-
-
-def _status_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("run", help="id of a run, or the address of its page")
-    endpoint_arguments(parser)
-
-
-def _status(arguments: Namespace) -> int:
-    from csc.pipelines.watch import FAILED, outcome, steps_of
-
-    endpoint = open_endpoint(arguments, Profile())
-    run_id = arguments.run.rstrip("/").rpartition("/")[2]
-    run = endpoint.run(run_id)
-    steps = steps_of(run, endpoint.spec(run))
-    print(run.display_name)
-    for step in steps:
-        print(step)
-    print(outcome(run, steps))
-    print(endpoint.page(run_id))
-    return 1 if run.state in FAILED else 0
-
-
 SUBMIT = Command("run a scenario on a Kubeflow cluster", _submit_arguments, _submit)
-STATUS = Command("tell how a run on a Kubeflow cluster stands", _status_arguments, _status)

@@ -1,7 +1,8 @@
 """A small Kubeflow Pipelines server: the v2beta1 calls that `csc` uses, over HTTP, as strict as the real one.
 
 It refuses what the cluster would refuse: a wrong token, a pipeline that does not parse against the protobuf schema,
-arguments that the pipeline does not declare, ids that do not exist. Runs move on one step each time somebody looks.
+arguments that the pipeline does not declare, ids that do not exist. Runs move on one step each time somebody looks, and
+are described as a real one describes them (`tests.kfp_nodes`). `record` adds an answer of a real server.
 """
 
 import contextlib
@@ -12,7 +13,6 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -22,8 +22,12 @@ from google.protobuf import json_format
 from kfp.kubernetes import kubernetes_executor_config_pb2
 from kfp.pipeline_spec import pipeline_spec_pb2
 
+from tests.kfp_nodes import EPOCH, Scene, Workflow, pipeline_tree, stamp
+
 API = "/apis/v2beta1"
 MAX_UPLOAD = 32 << 20
+TOKEN = "a-token-nobody-may-see"
+COOKIE = "oauth2_proxy_kubeflow=a-cookie-nobody-may-see"
 TYPES = {"STRING": str, "NUMBER_INTEGER": int, "NUMBER_DOUBLE": (int, float), "BOOLEAN": bool}
 
 
@@ -61,7 +65,14 @@ class KfpServer:
         cookie: the cookie that it wants; none if empty.
         multi_user: whether everything must be in a namespace.
         trouble: called with method and path before each answer; may raise `Refused`, or return a raw answer.
-        fails_at: title (name and how manieth) of a step that fails.
+        fails_at: name of a step and how manieth of its name it is; that one fails.
+        tries: how many tries steps take, by name and number.
+        reused: steps that are taken from the cache, by name and number.
+        pending: whether the pod of the step that runs waits for a node.
+        named_steps: after how many steps the workflow is over 1 MiB and steps are no longer named.
+        logs: what pods have printed, by their names; texts of all others are gone.
+        pages: whether it stands behind the address of Kubeflow's pages, which hand out logs at another place.
+        retries: whether it takes workflows back to try them again.
     """
 
     token: str = ""
@@ -69,18 +80,34 @@ class KfpServer:
     multi_user: bool = False
     trouble: Callable[[str, str], tuple[int, str, str] | None] = lambda method, path: None
     fails_at: tuple[str, int] | None = None
+    tries: dict[tuple[str, int], int] = field(default_factory=dict)
+    reused: set[tuple[str, int]] = field(default_factory=set)
+    pending: bool = False
+    named_steps: int | None = None
+    logs: dict[str, str] = field(default_factory=dict)
+    pages: bool = False
+    retries: bool = True
     experiments: dict[str, dict[str, Any]] = field(default_factory=dict)
     pipelines: dict[str, dict[str, Any]] = field(default_factory=dict)
     versions: dict[str, dict[str, Any]] = field(default_factory=dict)
     runs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    progress: dict[str, "Progress"] = field(default_factory=dict)
     calls: list[str] = field(default_factory=list)
     host: str = ""
 
-    def answer(self, request: "_Request") -> dict[str, Any]:
+    def record(self, answer: dict[str, Any], documents: list[dict[str, Any]]) -> str:
+        """Add a run as a real server described it, of a compiled pipeline; return its id."""
+        reference = answer["pipeline_version_reference"]
+        self._keep_version(reference["pipeline_id"], reference["pipeline_version_id"], "recorded", documents)
+        self.experiments[answer["experiment_id"]] = {"experiment_id": answer["experiment_id"], "display_name": "csc"}
+        self.runs[answer["run_id"]] = answer
+        return str(answer["run_id"])
+
+    def answer(self, request: "_Request") -> dict[str, Any] | str:
         """What one call comes to."""
         self._check_access(request)
         if not request.path.startswith(API):
-            raise Refused(404, "Not Found")
+            return self._log(request)
         part = request.path.removeprefix(API).strip("/").split("/")
         found = self._looked_up(part, request) if request.command == "GET" else self._put(part, request)
         if found is None:
@@ -99,6 +126,8 @@ class KfpServer:
                 return self._listed("pipeline_versions", mine, request)
             case ["pipelines", pipeline, "versions", version]:
                 return self._version(pipeline, version)
+            case ["experiments", experiment]:
+                return self._get(self.experiments, experiment)
             case ["runs", run]:
                 return self._looked_at(self._get(self.runs, run))
         return None
@@ -113,7 +142,27 @@ class KfpServer:
                 return self._uploaded(request)
             case ["runs"]:
                 return self._started(request.json())
+            case ["runs", call] if call.endswith(":terminate"):
+                return self._terminated(self._get(self.runs, call.removesuffix(":terminate")))
+            case ["runs", call] if call.endswith(":retry"):
+                return self._retried(self._get(self.runs, call.removesuffix(":retry")))
         return None
+
+    def _log(self, request: "_Request") -> str:
+        if self.pages and request.path == "/k8s/pod/logs":
+            run_id, pod = request.query["runid"], request.query["podname"]
+            if self.multi_user and not request.query.get("podnamespace"):
+                raise Refused(422, "podnamespace argument is required")
+        else:
+            match request.path.split("/"):
+                case ["", "apis", "v1alpha1", "runs", run_id, "nodes", pod, "log"] if not self.pages:
+                    pass
+                case _:
+                    raise Refused(404, "Not Found")
+        self._get(self.runs, run_id)
+        if pod not in self.logs:
+            raise Refused(500, f"Failed to read logs from pod {pod} due to error fetching the pod")
+        return self.logs[pod]
 
     def _check_access(self, request: "_Request") -> None:
         if self.token and request.headers.get("Authorization") != f"Bearer {self.token}":
@@ -162,21 +211,23 @@ class KfpServer:
             parse_strictly(documents)
         except (json_format.ParseError, ValueError) as error:
             raise Refused(400, f"Failed to parse the pipeline: {error}") from None
-        spec = {"pipeline_spec": documents[0]} | ({"platform_spec": documents[1]} if len(documents) > 1 else {})
-        version = {
-            "pipeline_id": pipeline["pipeline_id"],
-            "pipeline_version_id": str(uuid.uuid4()),
-            "display_name": request.query["name"],
-            "name": request.query["name"],
-            "pipeline_spec": spec if len(documents) > 1 else documents[0],
-        }
-        if any(
-            (one["pipeline_id"], one["name"]) == (version["pipeline_id"], version["name"])
-            for one in self.versions.values()
-        ):
+        name = request.query["name"]
+        if any((one["pipeline_id"], one["name"]) == (pipeline["pipeline_id"], name) for one in self.versions.values()):
             raise Refused(409, "Already exist error: the version")
-        self.versions[version["pipeline_version_id"]] = version
-        return version
+        return self._keep_version(pipeline["pipeline_id"], str(uuid.uuid4()), name, documents)
+
+    def _keep_version(
+        self, pipeline_id: str, version_id: str, name: str, documents: list[dict[str, Any]]
+    ) -> dict[str, Any]:
+        both = {"pipeline_spec": documents[0], "platform_spec": documents[-1]}
+        self.versions[version_id] = {
+            "pipeline_id": pipeline_id,
+            "pipeline_version_id": version_id,
+            "display_name": name,
+            "name": name,
+            "pipeline_spec": both if len(documents) > 1 else documents[0],
+        }
+        return self.versions[version_id]
 
     def _version(self, pipeline: str, version: str) -> dict[str, Any]:
         found = self._get(self.versions, version)
@@ -197,29 +248,88 @@ class KfpServer:
         self._get(self.experiments, wanted["experiment_id"])
         reference = wanted["pipeline_version_reference"]
         version = self._version(reference["pipeline_id"], reference["pipeline_version_id"])
-        spec = version["pipeline_spec"]
-        check_arguments(spec.get("pipeline_spec", spec), wanted["runtime_config"]["parameters"])
-        run = {**wanted, "run_id": str(uuid.uuid4()), "state": "PENDING", "created_at": _stamp(0)}
-        self.runs[run["run_id"]] = run
+        check_arguments(spec_of(version), wanted["runtime_config"]["parameters"])
+        run_id = str(uuid.uuid4())
+        times = {"created_at": stamp(0), "scheduled_at": stamp(0), "finished_at": EPOCH}
+        run = {**wanted, "run_id": run_id, "storage_state": "AVAILABLE", **times, "state": "PENDING"}
+        self.runs[run_id] = run
+        self.progress[run_id] = Progress(f"{spec_of(version)['pipelineInfo']['name']}-{run_id[:5]}")
         return run
 
     def _looked_at(self, run: dict[str, Any]) -> dict[str, Any]:
-        """A run that has moved on by one step since the last look."""
+        """A run that has moved on by one step since the last look; a recorded one stays as it is."""
+        progress = self.progress.get(run["run_id"])
+        if progress is None:
+            return run
+        if progress.stopped:
+            return run | {"state": "CANCELED", "finished_at": stamp(progress.begun)}
         version = self.versions[run["pipeline_version_reference"]["pipeline_version_id"]]
-        spec = version["pipeline_spec"].get("pipeline_spec", version["pipeline_spec"])
-        order = list(_steps(spec))
-        begun = run.get("begun", 0) + 1
-        failing = order.index(self.fails_at) if self.fails_at in order else None
-        if failing is not None:
-            begun = min(begun, failing + 2)
-        run["begun"] = begun
-        run["run_details"] = {"task_details": list(_details(order, begun, failing))}
-        run["state"] = "RUNNING"
-        if failing is not None and begun > failing + 1:
-            run |= {"state": "FAILED", "finished_at": _stamp(begun), "error": {"message": "exit code 1"}}
-        elif begun > len(order):
-            run |= {"state": "SUCCEEDED", "finished_at": _stamp(begun)}
-        return {key: value for key, value in run.items() if key != "begun"}
+        root = pipeline_tree(spec_of(version))
+        counted = list(_counted(step.key[-1] for step in root.steps()))
+        failing = counted.index(self.fails_at) if self.fails_at in counted else None
+        last = len(counted) + 1 if failing is None else failing + 2
+        progress.begun = min(progress.begun + 1, last)
+        scene = Scene(
+            progress.begun,
+            failing,
+            {counted.index(step): tries for step, tries in self.tries.items()},
+            frozenset(counted.index(step) for step in self.reused),
+            self.pending,
+        )
+        workflow = progress.workflow = Workflow(root, progress.name, scene)
+        details = workflow.details()
+        if self.named_steps is not None and progress.begun > self.named_steps:
+            scene.begun, scene.driving = self.named_steps, True
+            then = Workflow(root, progress.name, scene)
+            scene.begun = progress.begun
+            details = [*then.details(), *workflow.entries(self.named_steps - 1)]
+        run["state"] = workflow.state
+        if workflow.state != "RUNNING":
+            run["finished_at"] = stamp(progress.begun)
+        return run | {"run_details": {"task_details": details}}
+
+    def _terminated(self, run: dict[str, Any]) -> dict[str, Any]:
+        if run["state"] in ("SUCCEEDED", "FAILED", "CANCELED"):
+            raise Refused(400, f"Failed to terminate run {run['run_id']}: it has ended")
+        self.progress[run["run_id"]].stopped = True
+        return {}
+
+    def _retried(self, run: dict[str, Any]) -> dict[str, Any]:
+        if run["state"] != "FAILED":
+            raise Refused(400, "Workflow must be Failed/Error to retry")
+        if not self.retries:
+            raise Refused(
+                500, "Failed to retry run: rpc error: trying to send message larger than max: offload node\nstatus"
+            )
+        self.fails_at = None
+        run |= {"state": "RUNNING", "finished_at": EPOCH}
+        if run["run_id"] in self.progress:
+            self.progress[run["run_id"]].begun -= 2
+        return {}
+
+
+@dataclass
+class Progress:
+    """How far a run has come."""
+
+    name: str
+    begun: int = 0
+    stopped: bool = False
+    workflow: Workflow | None = None
+
+
+def spec_of(version: dict[str, Any]) -> dict[str, Any]:
+    """The pipeline of a version, without the document of the platform."""
+    content: dict[str, Any] = version["pipeline_spec"]
+    return dict(content.get("pipeline_spec", content))
+
+
+def _counted(names: Iterator[str]) -> Iterator[tuple[str, int]]:
+    """Names, each with how manieth of its kind it is."""
+    seen: dict[str, int] = {}
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        yield name, seen[name]
 
 
 def check_arguments(spec: dict[str, Any], given: dict[str, Any]) -> None:
@@ -234,47 +344,6 @@ def check_arguments(spec: dict[str, Any], given: dict[str, Any]) -> None:
     for name, about in declared.items():
         if name not in given and "defaultValue" not in about and not about.get("isOptional"):
             raise Refused(400, f"Invalid input error: parameter '{name}' is missing")
-
-
-def _steps(spec: dict[str, Any]) -> Iterator[tuple[str, int]]:
-    """Every container step in the order of execution, with how manieth of its name it is."""
-    seen: dict[str, int] = {}
-    for name in _ordered(spec["root"]["dag"]["tasks"]):
-        component = spec["components"][spec["root"]["dag"]["tasks"][name]["componentRef"]["name"]]
-        inner = component.get("dag", {}).get("tasks")
-        for step in _ordered(inner) if inner else [name]:
-            seen[step] = seen.get(step, 0) + 1
-            yield step, seen[step]
-
-
-def _ordered(tasks: dict[str, Any]) -> Iterator[str]:
-    left = dict(tasks)
-    while left:
-        ready = [name for name, task in left.items() if not set(task.get("dependentTasks", ())) & left.keys()]
-        assert ready, "the pipeline has a circle"
-        for name in sorted(ready):
-            yield name
-            del left[name]
-
-
-def _details(order: list[tuple[str, int]], begun: int, failing: int | None) -> Iterator[dict[str, Any]]:
-    """The nodes of the workflow, in no useful order and with the drivers between them, as the cluster lists them."""
-    for number, (name, _) in reversed(list(enumerate(order[:begun]))):
-        state = "RUNNING" if number == begun - 1 else "SUCCEEDED"
-        if number == failing and begun > failing + 1:
-            state = "FAILED"
-        if failing is not None and number > failing:
-            continue
-        times = {"start_time": _stamp(number)} | ({} if state == "RUNNING" else {"end_time": _stamp(number + 1)})
-        common = {"task_id": str(uuid.uuid4()), **times}
-        yield {**common, "display_name": name, "state": state}
-        yield {**common, "display_name": f"{name}-driver", "state": "SUCCEEDED"}
-        yield {**common, "display_name": "executor", "state": state}
-    yield {"task_id": str(uuid.uuid4()), "display_name": "root", "state": "RUNNING", "start_time": _stamp(0)}
-
-
-def _stamp(minutes: int) -> str:
-    return (datetime(2026, 1, 1, tzinfo=UTC) + timedelta(minutes=minutes)).isoformat().replace("+00:00", "Z")
 
 
 class _Request(BaseHTTPRequestHandler):
@@ -301,16 +370,23 @@ class _Request(BaseHTTPRequestHandler):
         self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         kfp.calls.append(f"{self.command} {self.path.removeprefix(API)}")
         try:
-            raw = kfp.trouble(self.command, self.path)
-            status, kind, text = raw or (200, "application/json", json.dumps(kfp.answer(self)))
+            status, kind, text = kfp.trouble(self.command, self.path) or self._answer(kfp)
         except Refused as error:
-            said = {"error": str(error), "code": 3, "message": str(error), "details": []}
+            said: dict[str, Any] = {"error": str(error), "code": 3, "message": str(error), "details": []}
+            if not self.path.startswith(API):
+                said = {"error_message": str(error), "error_details": f"{error}\ngoroutine 1"}
             status, kind, text = error.status, "application/json", json.dumps(said)
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(text.encode())))
         self.end_headers()
         self.wfile.write(text.encode())
+
+    def _answer(self, kfp: KfpServer) -> tuple[int, str, str]:
+        found = kfp.answer(self)
+        if isinstance(found, str):
+            return 200, "text/plain", found
+        return 200, "application/json", json.dumps(found)
 
     do_GET = do_POST = _serve  # noqa: N815
 

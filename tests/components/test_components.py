@@ -87,7 +87,7 @@ def test_the_artifact_of_ingest_says_what_and_where_the_data_are(chain):
 def test_model_artifacts_say_what_they_are_and_where_they_are_registered(chain):
     model, registered = chain["model-2"].metadata, chain["registered-2"].metadata
     assert model["display_name"] == "digits-b0c5 csc, task 2 of 2"
-    assert (model["task"], model["classes"], model["seed"]) == (2, 10, 0)
+    assert (model["classes"], model["seed"]) == (10, 0)
     assert registered["mlflow_uri"] == "models:/digits-b0c5-csc/2"
     assert registered["model_version"] == "2"
     assert registered["mAP"] == chain["metrics-2"].metadata["mAP"]

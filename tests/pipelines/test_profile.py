@@ -121,7 +121,10 @@ WRONG = [
     ("heavy: {timeout: 2d}\nretry: {pods: 1, within: 1d}", "retry.within: 1d is less than heavy.timeout, 2d"),
     ("retry: {factor: 0.5}", "retry.factor: expected 1 or more"),
     ("retry: {pods: -1}", "retry.pods: expected 0 or more, found -1"),
-    ("retry: {times: 2}\nenv: {CSC_RETRY_WAIT: '5'}", "env, secrets, tracking, retry: the variable CSC_RETRY_WAIT is"),
+    (
+        "retry: {times: 2}\nenv: {CSC_RETRY_TIMES: '5'}",
+        "env, secrets, tracking, retry: the variable CSC_RETRY_TIMES is",
+    ),
     ("images: {cpu: 'two words'}", "images.cpu: expected an image such as"),
     ("images: {train: 'csc@sha256:12'}", "images.train: expected an image such as"),
     ("images: {pull_policy: often}", "images.pull_policy: expected one of Always, IfNotPresent, Never"),
@@ -206,9 +209,9 @@ def test_the_data_place_is_that_of_the_scenarios_data_set():
     assert run_defaults(read_profile("kubeflow"), voc) == {
         "data": "s3://csc/data/voc",
         "checkpoints": "/mnt/csc/checkpoints",
-        "gpus": 1,
+        "gpus": "1",
     }
-    assert run_defaults(Profile(), voc) == {"gpus": 1}
+    assert run_defaults(Profile(), voc) == {"gpus": "1"}
 
 
 def test_the_retries_of_a_profile_are_those_of_its_steps(written, monkeypatch):

@@ -153,10 +153,9 @@ def steps_in(spec):
 @pytest.mark.parametrize("name", NAMES)
 def test_every_step_waits_for_servers_itself_and_no_refused_one_is_tried_again(compiled, name, profile):
     _, documents = compiled(name, profile)
-    wanted = {"TIMES": "3", "WAIT": "60", "FACTOR": "2", "WITHIN": "604800"}
     for _, container, _ in steps_of(documents):
-        found = {item["name"]: item["value"] for item in container["env"]}
-        assert {name: found[f"CSC_RETRY_{name}"] for name in wanted} == wanted
+        found = {item["name"]: item["value"] for item in container["env"] if item["name"].startswith("CSC_RETRY_")}
+        assert found == {"CSC_RETRY_TIMES": "3"}  # the rest is as by default
     assert not [task for task in steps_in(documents[0]) if "retryPolicy" in task]
 
 
@@ -165,7 +164,7 @@ def test_the_run_time_arguments_have_the_profiles_defaults(compiled):
     declared = spec["root"]["inputDefinitions"]["parameters"]
     assert declared["data"]["defaultValue"] == "s3://csc/data/voc"
     assert declared["checkpoints"]["defaultValue"] == "/mnt/csc/checkpoints"
-    assert declared["gpus"]["defaultValue"] == 1.0
+    assert declared["gpus"]["defaultValue"] == "1"
     assert json.loads(declared["config"]["defaultValue"]) == {"method": "csc", "seed": 0}  # the rest is as by default
 
 
@@ -195,7 +194,7 @@ def test_without_gpus_no_accelerator_is_asked_for(tmp_path):
 
 def test_more_gpus_of_another_kind(tmp_path):
     spec, _ = compiled_with(tmp_path, "gpu: {resource: amd.com/gpu, count: 4}")
-    assert spec["root"]["inputDefinitions"]["parameters"]["gpus"]["defaultValue"] == 4.0
+    assert spec["root"]["inputDefinitions"]["parameters"]["gpus"]["defaultValue"] == "4"
     kinds = {
         executor["container"]["resources"]["accelerator"]["resourceType"]
         for name, executor in spec["deploymentSpec"]["executors"].items()

@@ -15,9 +15,11 @@ from kfp.pipeline_spec import pipeline_spec_pb2
 
 from csc.cli import main
 from csc.components.collect.component import collect
+from csc.errors import BadScenario
 from csc.pipelines import study_local
+from csc.pipelines.package import STEPS, STEPS_LIMIT
 from csc.pipelines.profile import Profile, read_profile
-from csc.pipelines.study import STEPS, compile_study, loops, parts
+from csc.pipelines.study import compile_study, loops, parts
 from csc.pipelines.study_local import Teller
 from csc.steps.collect import order_for
 from csc.study import cells as cells_module
@@ -180,9 +182,15 @@ def test_a_study_is_cut_into_pipelines_that_a_cluster_can_hold():
     assert sorted(cell.name for part in cut for cell in part) == sorted(cell.name for cell in asked)
     for part in cut:
         assert sum(5 * cell.tasks + 2 for cell in part) <= STEPS
-    assert len(cut) == 11
-    assert len(parts(asked[:3])) == 1
+    assert len(cut) == 53
+    assert len(parts(asked[:2])) == 1
     assert [len(part) for part in parts(asked[:3], most=1)] == [1, 1, 1]
+
+
+def test_a_run_of_more_steps_than_a_cluster_can_hold_is_refused_with_a_way_out():
+    study = Study("mine", "Mine", (Row("CSC", "csc"),), ("coco-b0c2",), seeds=(0,))
+    with pytest.raises(BadScenario, match=f"'coco-b0c2': a run has 202 steps, .* about {STEPS_LIMIT}; .*--tasks 1-10"):
+        parts(cells(study, PLACES))
 
 
 def test_collect_writes_the_tables_of_what_is_finished(voc, tmp_path, monkeypatch):
@@ -349,5 +357,5 @@ def test_compiling_for_a_cluster_looks_at_no_data_and_writes_what_fits(tmp_path,
     words = ["study", "table2", "--data", "s3://nowhere/voc", "--scenarios", "voc-b0c4", "--profile", "kubeflow"]
     assert main([*words, "--methods", "csc", "--compile", str(out)]) == 0
     assert capsys.readouterr().out == f"wrote {out}: 3 runs\n"
-    assert main([*words, "--compile", str(out)]) == 0
+    assert main([*words, "--methods", "csc,lwf", "--compile", str(out)]) == 0
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["study-1.yaml", "study-2.yaml", "study.yaml"]

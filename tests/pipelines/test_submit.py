@@ -1,57 +1,22 @@
 """Submitting to a cluster, over HTTP, to a server that checks what it is sent."""
 
+import contextlib
 import json
 import re
 import socket
 import threading
-from datetime import UTC, datetime
 
-import kfp_server_api
 import pytest
 import yaml
 
-from csc.cli import main
 from csc.pipelines import endpoint, watch
 from csc.pipelines.endpoint import TOKEN_VARIABLE
-from csc.pipelines.watch import duration, steps_of
-from tests.kfp_server import KfpServer, Refused, check_arguments, running
+from tests.kfp_server import COOKIE, TOKEN, KfpServer, Refused, check_arguments, running
 
-TOKEN = "a-token-nobody-may-see"
-COOKIE = "oauth2_proxy_kubeflow=a-cookie-nobody-may-see"
+pytest_plugins = ["tests.cluster"]
+pytestmark = pytest.mark.usefixtures("machine")
+
 SCENARIO = "digits-b0c4"  # three tasks
-
-
-@pytest.fixture(autouse=True)
-def machine(tmp_path, monkeypatch):
-    """A person's machine: a profile, secrets in the environment, no cluster around, and no waiting."""
-    monkeypatch.chdir(tmp_path)
-    for name in (TOKEN_VARIABLE, "KF_PIPELINES_UI_ENDPOINT", "SSL_CERT_FILE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("MY_TOKEN", TOKEN)
-    monkeypatch.setenv("MY_COOKIE", COOKIE)
-    monkeypatch.setattr(endpoint, "TOKEN_FILE", tmp_path / "no-token")
-    monkeypatch.setattr(watch, "POLL_SECONDS", 0.0)
-    (tmp_path / "mine.yaml").write_text("storage: {data: 's3://bucket/{dataset}'}\ncluster: {experiment: mine}\n")
-
-
-@pytest.fixture
-def server():
-    with running(KfpServer(token=TOKEN)) as kfp:
-        yield kfp
-
-
-@pytest.fixture
-def csc(capsys):
-    """Run a command; return its exit code, its lines and its error line, none of which may hold a secret."""
-
-    def run(*words):
-        code = main([str(word) for word in words])
-        said = capsys.readouterr()
-        for secret in (TOKEN, COOKIE, COOKIE.partition("=")[2]):
-            assert secret not in said.out + said.err
-        return code, said.out.splitlines(), said.err.strip()
-
-    return run
 
 
 def submit(kfp, *more, scenario=SCENARIO):
@@ -67,13 +32,14 @@ def test_submit_makes_experiment_pipeline_version_and_run_and_prints_the_address
         "experiment  mine (made)",
         lines[2],
         f"run         {server.host}/#/runs/details/{run['run_id']}",
-        f"status      csc status {run['run_id']} --host {server.host}",
+        f"status      csc status {run['run_id']} --profile mine.yaml --host {server.host} --token-env MY_TOKEN",
+        f"stop        csc stop {run['run_id']} --profile mine.yaml --host {server.host} --token-env MY_TOKEN",
     ]
     assert re.fullmatch(r"pipeline    csc-digits-b0c4 · version [0-9a-f]{16} \(uploaded\)", lines[2])
     assert run["display_name"] == "digits-b0c4 lwf seed 7"
     parameters = run["runtime_config"]["parameters"]
     assert parameters["data"] == "s3://bucket/digits"
-    assert {key: json.loads(parameters["config"])[key] for key in ("method", "seed")} == {"method": "lwf", "seed": 7}
+    assert json.loads(parameters["config"]) == {"method": "lwf", "seed": 7}
 
 
 def test_submitting_the_same_again_reuses_experiment_pipeline_and_version(server, csc):
@@ -148,18 +114,59 @@ def test_wait_tells_each_change_once_in_the_words_of_a_local_run(server, csc):
     assert (code, error) == (0, "")
     changes = [line[10:] for line in lines if re.match(r"\d\d:\d\d:\d\d  ", line)]
     per_task = ("split-labels", "build-dataset", "train", "evaluate", "register")
-    titles = ["ingest", "prior", *(f"task {task} · {step}" for task in (2, 3) for step in per_task), "report"]
-    states = ("running", "succeeded after 60 s")
+    steps = [f"task {task} · {step}" for task in (2, 3) for step in per_task]
+    states = ("running", "succeeded after 48 s")
+    titles = ["ingest", "prior", *steps, "report", "finish"]
     assert changes == [f"{title:<24} {state}" for title in titles for state in states]
-    assert lines[-1] == "run succeeded after 14 min"
+    assert lines[-1] == "run succeeded after 15 min"
 
 
-def test_a_run_that_fails_ends_with_code_1_and_the_step(server, csc):
+def test_wait_tells_every_try_and_what_was_reused(server, csc):
+    server.tries, server.reused = {("train", 2): 2}, {("split-labels", 1), ("build-dataset", 1)}
+    code, lines, _ = csc(*submit(server, "--wait"))
+    assert code == 0
+    changes = [line[10:] for line in lines if " · " in line]
+    assert "task 1 · split-labels    reused" in changes
+    assert "task 1 · train           succeeded after 48 s" in changes
+    assert changes.count("task 2 · train           running, try 2") == 1
+    assert "task 2 · train           succeeded after 48 s, try 2" in changes
+    assert len(changes) == len(set(changes))
+
+
+def test_a_run_that_fails_ends_with_code_1_the_step_and_its_log(server, csc):
     server.fails_at = ("train", 2)
     code, lines, _ = csc(*submit(server, "--wait"))
     assert code == 1
-    assert lines[-2].endswith("task 2 · train           failed after 60 s")
-    assert lines[-1] == "run failed after 10 min at task 2 · train: exit code 1"
+    (run_id,) = server.runs
+    told = lines.index("run failed after 10 min at task 2 · train")
+    assert "task 2 · train           failed after 48 s" in lines[told - 2]
+    pod = server.progress[run_id].workflow.pod(("root", "exit-handler-1", "incremental-task", "train"))
+    assert lines[told + 1 :] == [
+        f"pod         {pod}",
+        f"log         task 2 · train: no log from here ({server.host}: the server failed (500): Failed to read logs "
+        f"from pod {pod} due to error fetching the pod; try again, or see its logs); try: "
+        f"kubectl -n kubeflow logs {pod} -c main",
+    ]
+
+
+def test_wait_goes_on_when_steps_are_no_longer_named(server, csc):
+    server.named_steps = 4
+    code, lines, error = csc(*submit(server, "--wait"))
+    assert (code, error) == (0, "")
+    told = [line[10:] for line in lines if re.match(r"\d\d:\d\d:\d\d  ", line)]
+    assert [line for line in told if "Kubeflow" in line] == [
+        "Kubeflow no longer tells how the steps stand: the workflow has grown over 1 MiB"
+    ]
+    assert lines[-1] == "run succeeded after 19 min"
+
+
+@pytest.mark.parametrize("word", ["status", "stop"])
+def test_the_commands_that_are_printed_work_as_they_are(server, csc, word):
+    """With the profile's host and namespace, and in another order than typed."""
+    _, lines, _ = csc(*submit(server, "--namespace", "team"))
+    (hint,) = [line.partition("csc ")[2] for line in lines if line.startswith(word)]
+    assert csc(*hint.split())[::2] == (0, "")
+    assert "--namespace team" in hint
 
 
 def test_wait_outlasts_a_server_that_goes_away_for_a_while(server, csc):
@@ -186,11 +193,12 @@ def test_wait_ends_when_the_token_has_expired_and_says_that_the_run_goes_on(serv
     code, _, error = csc(*submit(server, "--wait"))
     assert code == 2
     assert "not logged in (401)" in error
-    assert error.endswith(f"the run goes on: csc status {next(iter(server.runs))} --host {server.host}")
+    again = f"--profile mine.yaml --host {server.host} --token-env MY_TOKEN"
+    assert error.endswith(f"the run goes on: csc status {next(iter(server.runs))} {again}")
 
 
 def test_wait_gives_up_on_a_server_that_stays_away(server, csc, monkeypatch):
-    monkeypatch.setattr(watch, "PATIENCE", 3)
+    monkeypatch.setattr(watch, "MAX_FAILURES", 3)
     server.trouble = lambda method, path: (
         (_ for _ in ()).throw(Refused(502, "Bad Gateway")) if "/runs/" in path else None
     )
@@ -207,36 +215,8 @@ def test_a_watcher_who_leaves_is_told_how_to_look_again(server, csc, monkeypatch
     monkeypatch.setattr(watch, "follow", leave)
     code, _, error = csc(*submit(server, "--wait"))
     assert code == 130
-    assert (
-        error == f"csc: no longer watching; the run goes on: csc status {next(iter(server.runs))} --host {server.host}"
-    )
-
-
-def test_status_shows_the_steps_so_far_by_id_or_address(server, csc):
-    csc(*submit(server, "--tasks", "3"))
-    (run_id,) = server.runs
-    words = ("--host", server.host, "--token-env", "MY_TOKEN")
-    for _ in range(3):
-        csc("status", run_id, *words)
-    code, lines, _ = csc("status", f"{server.host}/#/runs/details/{run_id}", *words)
-    assert code == 0
-    assert lines == [
-        "digits-b0c4 csc seed 0 tasks 3",
-        "ingest                   succeeded after 60 s",
-        "prior                    succeeded after 60 s",
-        "task 3 · split-labels    succeeded after 60 s",
-        "task 3 · build-dataset   running",
-        "run running",
-        f"{server.host}/#/runs/details/{run_id}",
-    ]
-
-
-def test_status_of_a_failed_run_is_code_1(server, csc):
-    server.fails_at = ("ingest", 1)
-    csc(*submit(server, "--wait"))
-    code, lines, _ = csc("status", next(iter(server.runs)), "--host", server.host, "--token-env", "MY_TOKEN")
-    assert code == 1
-    assert lines[-2] == "run failed after 2 min at ingest: exit code 1"
+    command = f"csc status {next(iter(server.runs))} --profile mine.yaml --host {server.host} --token-env MY_TOKEN"
+    assert error == f"csc: no longer watching; the run goes on: {command}"
 
 
 def test_pages_may_be_on_another_host(server, csc, monkeypatch):
@@ -263,12 +243,16 @@ def refusing(status, message):
         (refusing(503, "first line\nsecond line"), "the server failed (503): first line second line; try again"),
         (refusing(400, "x" * 5000), "refused the request (400): xxx"),
         (refusing(403, f"Bearer {TOKEN} is not known"), "not allowed (403): … is not known"),
+        (refusing(403, f"{'x' * 290} {TOKEN}"), f"not allowed (403): {'x' * 290} …"),
         (lambda *_: (200, "text/html", "<html>Log in</html>"), "answers with a page for people, not with the API"),
         (lambda *_: (502, "text/html", "<html>Bad gateway</html>"), "the server failed (502): Bad Gateway"),
         (lambda *_: (200, "application/json", "{"), "its answer is not one of Kubeflow Pipelines v2beta1"),
         (lambda *_: (200, "application/json", "[]"), "its answer is not one of Kubeflow Pipelines v2beta1"),
+        (lambda *_: (200, "application/json", "null"), "its answer is not one of Kubeflow Pipelines v2beta1"),
+        (lambda *_: (200, "application/json; charset=klingon", "{}"), "its answer is not one of Kubeflow Pipelines"),
+        (refusing(400, "\x1b[31mred\x1b[0m \x07bell \u202eknalb"), "refused the request (400): red bell knalb"),
     ],
-    ids=range(12),
+    ids=range(16),
 )
 def test_errors_of_the_endpoint_are_one_clear_line(server, csc, trouble, said):
     server.trouble = trouble
@@ -336,8 +320,13 @@ def test_a_server_that_does_not_speak_https(csc):
 
 def test_a_server_that_hangs_up(csc):
     with socket.create_server(("127.0.0.1", 0)) as rude:
-        thread = threading.Thread(target=lambda: [rude.accept()[0].close() for _ in range(2)], daemon=True)
-        thread.start()
+
+        def hang_up():
+            with contextlib.suppress(OSError):  # when the test is over
+                while True:
+                    rude.accept()[0].close()
+
+        threading.Thread(target=hang_up, daemon=True).start()
         code, _, error = csc("status", "some-run", "--host", f"http://127.0.0.1:{rude.getsockname()[1]}")
     assert code == 2
     assert "nothing answers there" in error
@@ -368,9 +357,9 @@ def test_the_server_of_these_tests_refuses_arguments_that_the_pipeline_does_not_
     csc(*submit(server, "--data", "/mnt/d"))
     (version,) = server.versions.values()
     spec = version["pipeline_spec"]["pipeline_spec"]
-    good = {"data": "/mnt/d", "gpus": 2}
+    good = {"data": "/mnt/d", "gpus": "2"}
     check_arguments(spec, good)
-    for bad in ({}, {**good, "epochs": 3}, {**good, "gpus": "2"}, {**good, "data": 1}, {**good, "gpus": True}):
+    for bad in ({}, {**good, "epochs": 3}, {**good, "gpus": 2}, {**good, "data": 1}, {**good, "gpus": True}):
         with pytest.raises(Refused):
             check_arguments(spec, bad)
 
@@ -380,8 +369,8 @@ def test_the_server_of_these_tests_refuses_a_pipeline_with_an_unknown_field(serv
 
     honest = scenario.compile_pipeline
 
-    def with_surprise(*arguments):
-        honest(*arguments)
+    def with_surprise(*arguments, **options):
+        honest(*arguments, **options)
         documents = list(yaml.safe_load_all(arguments[2].read_text()))
         documents[0]["surprise"] = 1
         arguments[2].write_text(yaml.safe_dump_all(documents))
@@ -390,42 +379,6 @@ def test_the_server_of_these_tests_refuses_a_pipeline_with_an_unknown_field(serv
     code, _, error = csc(*submit(server))
     assert code == 2
     assert "refused the request (400): Failed to parse the pipeline" in error
-
-
-def test_steps_that_run_side_by_side_are_counted_without_a_task():
-    def task(component):
-        return {"componentRef": {"name": component}, "taskInfo": {"name": component}}
-
-    spec = {
-        "root": {"dag": {"tasks": {"for-loop-1": task("loop"), "collect": task("step")}}},
-        "components": {
-            "loop": {"dag": {"tasks": {"scenario": task("scenario")}}},
-            "scenario": {"dag": {"tasks": {"train": task("step")}}},
-            "step": {"executorLabel": "some"},
-        },
-    }
-    details = [
-        kfp_server_api.V2beta1PipelineTaskDetail(
-            display_name=name, state=state, start_time=datetime(2026, 1, day, tzinfo=UTC)
-        )
-        for name, state, day in [
-            ("collect", "PENDING", 4),
-            ("train", "RUNNING", 3),
-            ("scenario", "RUNNING", 1),
-            ("train-driver", "SUCCEEDED", 1),
-            ("train", "SUCCEEDED", 2),
-        ]
-    ]
-    run = kfp_server_api.V2beta1Run(run_details=kfp_server_api.V2beta1RunDetails(task_details=details))
-    found = [(step.title, step.state) for step in steps_of(run, spec)]
-    assert found == [("train (1)", "SUCCEEDED"), ("train (2)", "RUNNING"), ("collect", "PENDING")]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "said"), [(0, "0 s"), (119, "119 s"), (120, "2 min"), (7140, "119 min"), (7200, "2 h 0 min")]
-)
-def test_times_as_people_say_them(seconds, said):
-    assert duration(seconds) == said
 
 
 def study(kfp, *more, name="digits"):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -62,11 +63,8 @@ def pod(folder: Path, **changes: Any) -> dict[str, Any]:
             {"name": "MLFLOW_TRACKING_URI", "value": "http://mlflow"},
             {"name": "AWS_SECRET_ACCESS_KEY", "valueFrom": {"secretKeyRef": {"name": "s3", "key": "secret"}}},
         ],
-        "volumes": [
-            {"name": "shared", "persistentVolumeClaim": {"claimName": "shared"}},
-            {"name": "shm", "emptyDir": {"medium": "Memory"}},
-        ],
-        "volume_mounts": [{"name": "shared", "mountPath": str(folder)}, {"name": "shm", "mountPath": "/dev/shm"}],
+        "volumes": [{"name": "shared", "persistentVolumeClaim": {"claimName": "shared"}}],
+        "volume_mounts": [{"name": "shared", "mountPath": str(folder)}],
         "node_selector": {"pool": "gpu"},
         "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
         "affinity": None,
@@ -140,8 +138,9 @@ def test_the_job_is_the_step_on_more_nodes(shared: Path):
     assert trainer["resourcesPerNode"] == task["resources"]
     assert trainer["env"] == [{"name": "PYTHONUNBUFFERED", "value": "1"}, *task["env"]]
     spec = template["spec"]
-    assert spec["volumes"] == task["volumes"]
-    assert spec["containers"] == [{"name": "node", "securityContext": HELD, "volumeMounts": task["volume_mounts"]}]
+    assert spec["volumes"] == [*task["volumes"], {"name": "shm", "emptyDir": {"medium": "Memory"}}]
+    mounts = [*task["volume_mounts"], {"name": "shm", "mountPath": "/dev/shm"}]
+    assert spec["containers"] == [{"name": "node", "securityContext": HELD, "volumeMounts": mounts}]
     assert (spec["nodeSelector"], spec["tolerations"]) == (task["node_selector"], task["tolerations"])
     assert (spec["serviceAccountName"], spec["imagePullSecrets"]) == ("pipeline-runner", [{"name": "regcred"}])
     assert template["metadata"]["labels"] == {"sidecar.istio.io/inject": "false"}
@@ -617,6 +616,7 @@ def test_a_job_that_continues_another_model_has_another_name(
 
     keys: list[str] = []
     monkeypatch.setattr("csc.trainjob.train_on_nodes", lambda arguments, settings, task, key, pod: keys.append(key))
+    monkeypatch.setattr("csc.steps.train.read_card", MagicMock())  # of the model that no job has made
     for fingerprint in ("a" * 64, "b" * 64, "a" * 64):
         train(**inputs | {"prior": write_registered(tmp_path / "registered.json", fingerprint)})
     train(**inputs)
