@@ -1,10 +1,9 @@
-"""A registered model at work: images in, class names with confidences out."""
+"""A trained model at work: images in, class names with confidences out."""
 
 import base64
-import binascii
 import io
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +13,30 @@ from PIL import Image, UnidentifiedImageError
 from csc.errors import BadData
 from csc.model import load_network
 
-__all__ = ["Predictor", "above"]
+__all__ = ["Predictor", "TooLarge", "above", "from_base64", "open_image"]
 
 BATCH = 32
+# All that is ever decoded: Pillow knows formats that start other programs, and images may come from anyone.
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF")
+
+
+class TooLarge(BadData):
+    """An image with more pixels than may be decoded."""
 
 
 class Predictor:
-    """A model folder, loaded and ready; also what `mlflow.pyfunc.load_model` gives."""
+    """A model folder, loaded and ready."""
 
     def __init__(self, folder: str | Path) -> None:
         self.network, self.card = load_network(Path(folder))
-        self.size = self.card.settings().input.size
+        settings = self.card.settings()
+        self.size, self.threshold = settings.input.size, settings.threshold
 
     def confidences(self, images: Iterable[Any]) -> "np.ndarray[tuple[int, ...], np.dtype[np.float32]]":
         """Confidences (images, classes) of files, encoded bytes, base64 text, Pillow images or RGB arrays."""
         import torch
 
-        loaded = [_load(image, self.size) for image in images]
+        loaded = [_load(image, number, self.size) for number, image in enumerate(images, start=1)]
         batches = []
         for start in range(0, len(loaded), BATCH):
             pixels = torch.from_numpy(np.stack(loaded[start : start + BATCH])).permute(0, 3, 1, 2)
@@ -38,49 +44,46 @@ class Predictor:
                 batches.append(self.network(pixels).sigmoid().numpy())
         return np.concatenate(batches) if batches else np.empty((0, len(self.card.classes)), np.float32)
 
-    def predict(self, model_input: Any, params: Mapping[str, Any] | None = None) -> Any:
-        """A data frame with one row per image and one column of confidences per class.
 
-        Args:
-            model_input: a list of images, or a data frame whose first column holds them.
-            params: none are used; MLflow passes them to every model.
-        """
-        import pandas as pd
-
-        images = model_input.iloc[:, 0].tolist() if isinstance(model_input, pd.DataFrame) else model_input
-        single = isinstance(images, (str, bytes, bytearray, memoryview, Path, Image.Image))
-        if single or (isinstance(images, np.ndarray) and images.ndim == 3 and images.shape[-1] == 3):
-            images = [images]
-        return pd.DataFrame(self.confidences(images), columns=list(self.card.classes))
+def open_image(encoded: bytes) -> Image.Image:
+    """Read the head of an encoded image, which tells its size; pixels are decoded when they are asked for."""
+    try:
+        return Image.open(io.BytesIO(encoded), formats=FORMATS)
+    except UnidentifiedImageError:
+        raise BadData(f"not an image of a known format ({', '.join(FORMATS)})") from None
+    except Image.DecompressionBombError as error:
+        raise TooLarge(f"too large ({str(error).split(',')[0]})") from None
+    except (OSError, SyntaxError, ValueError) as error:
+        raise BadData(f"not readable as an image ({error})") from None
 
 
-def _load_pyfunc(path: str) -> Predictor:
-    """Called by MLflow with the folder of the model's data."""
-    return Predictor(path)
+def from_base64(text: str) -> bytes:
+    """The bytes that a text stands for."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError:  # characters beyond ASCII, or, as binascii.Error, beyond the alphabet of base64
+        raise BadData("not base64 text") from None
 
 
-def _load(image: Any, size: int) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]":
-    """Any of the accepted forms of an image as uint8 (size, size, 3)."""
-    where = _name(image)
+def _load(image: Any, number: int, size: int) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]":
+    """Any of the accepted forms of an image as uint8 (size, size, 3); errors name it by its path or its number."""
     try:
         if isinstance(image, np.ndarray):
             if image.dtype != np.uint8 or image.ndim not in (2, 3):
                 raise ValueError(f"expected uint8 of two or three axes, got {image.dtype} of {image.ndim}")
             opened = Image.fromarray(image)
         else:
-            opened = image if isinstance(image, Image.Image) else Image.open(io.BytesIO(_encoded(image)))
+            opened = image if isinstance(image, Image.Image) else open_image(_encoded(image))
         return np.asarray(opened.convert("RGB").resize((size, size), Image.Resampling.BILINEAR))
-    except UnidentifiedImageError:
-        raise BadData(f"{where}: not an image of a known format") from None
+    except BadData as error:
+        raise BadData(f"{_name(image, number)}: {error}") from None
     except (OSError, SyntaxError, TypeError, ValueError, Image.DecompressionBombError) as error:
-        raise BadData(f"{where}: not readable as an image ({error})") from None
+        raise BadData(f"{_name(image, number)}: not readable as an image ({error})") from None
 
 
-def _name(image: Any) -> str:
+def _name(image: Any, number: int) -> str:
     """How an error names an image."""
-    if isinstance(image, (str, Path)):
-        return str(image) if len(str(image)) < 200 else f"{str(image)[:40]}…"
-    return f"image given as {type(image).__name__}"
+    return str(image) if isinstance(image, (str, Path)) and len(str(image)) < 200 else f"image {number}"
 
 
 def _encoded(image: Any) -> bytes:
@@ -90,10 +93,12 @@ def _encoded(image: Any) -> bytes:
     if isinstance(image, (str, Path)):
         if os.path.isfile(image):  # noqa: PTH113 - unlike Path, it takes text of any length
             return Path(image).read_bytes()
+        if isinstance(image, Path):
+            raise BadData("no such file")
         try:
-            return base64.b64decode(str(image), validate=True)
-        except binascii.Error:
-            raise FileNotFoundError("no such file") from None
+            return from_base64(image)
+        except BadData:
+            raise BadData("no such file, and not base64 text") from None
     raise TypeError("expected a path, bytes, base64 text, a Pillow image or an array")
 
 

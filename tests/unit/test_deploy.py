@@ -1,6 +1,7 @@
 """The manifests in deploy/: valid, safe by default, without secrets, and in step with the profile that names them."""
 
 import re
+from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -11,6 +12,7 @@ import yaml
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 EXAMPLE = "secrets.example.yaml"
+SERVING = ("inference-service.yaml", "serving.yaml")  # of a model, which must be there first
 MANIFESTS = sorted(path.name for path in DEPLOY.glob("*.yaml") if path.name != "kustomization.yaml")
 PROFILES = ("kubeflow", "kubeflow-airgapped")
 VERSIONS = ("1.27", "1.32", "1.36")
@@ -27,7 +29,8 @@ def found(kind: str, name: str = "") -> list[dict[str, Any]]:
     return [one for one in RESOURCES if one["kind"] == kind and name in ("", one["metadata"]["name"])]
 
 
-PODS = [one["spec"]["template"]["spec"] for kind in ("Deployment", "StatefulSet") for one in found(kind)]
+PREDICTORS = [one["spec"]["predictor"] for one in found("InferenceService")]
+PODS = [one["spec"]["template"]["spec"] for kind in ("Deployment", "StatefulSet") for one in found(kind)] + PREDICTORS
 CONTAINERS = [container for pod in PODS for container in pod["containers"]]
 
 
@@ -36,7 +39,40 @@ CONTAINERS = [container for pod in PODS for container in pod["containers"]]
 def test_every_manifest_is_valid(name: str, version: str):
     validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate, which has the API's schemas")
     for resource in documents(name):
-        validate.validate(resource, version, strict=True)
+        validate.validate(
+            as_pod(resource) if resource["kind"] == "InferenceService" else resource, version, strict=True
+        )
+
+
+# The part of KServe's API that is not a pod's. Read in the repository kserve/kserve, pkg/apis/serving/v1beta1:
+# component.go (ComponentExtensionSpec), predictor.go and podspec.go (a predictor has these keys beside those of a pod),
+# predictor_custom.go (the container's name) and component.go (InvalidISVCNameFormatError).
+KSERVE_KEYS: dict[str, type] = {
+    "minReplicas": int,
+    "maxReplicas": int,
+    "scaleTarget": int,
+    "scaleMetric": str,
+    "containerConcurrency": int,
+    "timeout": int,
+    "labels": dict,
+    "annotations": dict,
+}
+
+
+def as_pod(service: dict[str, Any]) -> dict[str, Any]:
+    """Check what is KServe's in an InferenceService; return the rest of its predictor as a pod."""
+    assert service["apiVersion"] == "serving.kserve.io/v1beta1"
+    assert service.keys() == {"apiVersion", "kind", "metadata", "spec"}
+    assert service["spec"].keys() == {"predictor"}
+    assert re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", service["metadata"]["name"])
+    predictor = service["spec"]["predictor"]
+    own = {key: value for key, value in predictor.items() if key in KSERVE_KEYS}
+    assert {key: type(value) for key, value in own.items()} == {key: KSERVE_KEYS[key] for key in own}
+    assert 0 < own["minReplicas"] <= own["maxReplicas"]
+    assert own["scaleMetric"] in ("cpu", "memory")  # `concurrency` and `rps` are Knative's
+    assert [container["name"] for container in predictor["containers"]] == ["kserve-container"]
+    pod = {key: value for key, value in predictor.items() if key not in own}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "predictor"}, "spec": pod}
 
 
 def test_a_mistake_would_be_seen():
@@ -45,11 +81,15 @@ def test_a_mistake_would_be_seen():
     wrong["spec"]["template"]["spec"]["containers"][0]["securityContext"]["readOnlyRootFileSystem"] = True
     with pytest.raises(validate.ValidationError):
         validate.validate(wrong, VERSIONS[-1], strict=True)
+    (service,) = documents("inference-service.yaml")
+    service["spec"]["predictor"]["maxReplica"] = 1  # neither KServe's nor a pod's
+    with pytest.raises(validate.ValidationError):
+        validate.validate(as_pod(service), VERSIONS[-1], strict=True)
 
 
-def test_all_but_the_example_is_applied():
+def test_all_but_the_example_and_the_servers_of_models_is_applied():
     (kustomization,) = documents("kustomization.yaml")
-    assert {*kustomization["resources"], EXAMPLE} == set(MANIFESTS)
+    assert {*kustomization["resources"], EXAMPLE, *SERVING} == set(MANIFESTS)
     assert kustomization["namespace"] == found("Namespace")[0]["metadata"]["name"]
     accounts = [subject for binding in found("RoleBinding") for subject in binding["subjects"]]
     assert {account["namespace"] for account in accounts} == {kustomization["namespace"]}
@@ -164,3 +204,56 @@ def test_a_train_step_may_do_what_several_nodes_take_and_no_more():
         (("trainer.kubeflow.org",), ("trainjobs",)): {"get", "create", "delete"},
         (("",), ("pods",)): {"get"},
     }
+
+
+def serving_pods() -> list[dict[str, Any]]:
+    """The same server twice, by KServe and without."""
+    (deployment,) = found("Deployment", "csc-serving")
+    return [deployment["spec"]["template"]["spec"], *PREDICTORS]
+
+
+def test_models_are_served_alike_with_and_without_kserve():
+    plain, kserve = ({**pod, **pod["containers"][0]} for pod in serving_pods())
+    for key in (
+        "image",
+        "command",
+        "args",
+        "env",
+        "resources",
+        "lifecycle",
+        "volumes",
+        "terminationGracePeriodSeconds",
+    ):
+        assert plain[key] == kserve[key], key
+    for key in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert plain[key]["httpGet"]["path"] == kserve[key]["httpGet"]["path"]
+        assert (
+            kserve[key]["httpGet"]["port"] == kserve["ports"][0]["containerPort"] == plain["ports"][0]["containerPort"]
+        )
+    (service,) = found("Service", "csc-serving")
+    (deployment,) = found("Deployment", "csc-serving")
+    assert deployment["spec"]["template"]["metadata"]["labels"].items() >= service["spec"]["selector"].items()
+    assert service["spec"]["ports"][0]["targetPort"] == plain["ports"][0]["name"]
+
+
+def test_the_servers_of_models_use_what_there_is():
+    from csc import __version__, serve
+    from csc.service import application
+    from csc.tracking import model_name
+
+    parser = ArgumentParser()
+    serve.SERVE.arguments(parser)
+    for pod in serving_pods():
+        (container,) = pod["containers"]
+        assert container["image"].endswith(f"/csc-train:{__version__}")
+        assert container["command"][:2] == ["csc", "serve"]
+        arguments = parser.parse_args([*container["command"][2:], *container["args"]])
+        assert (arguments.host, arguments.port) == ("0.0.0.0", container["ports"][0]["containerPort"])
+        assert arguments.model == f"models:/{model_name('digits-b0c2', 'csc')}@final"
+        paths = {route.path for route in application("digits", None).routes}  # type: ignore[arg-type, attr-defined]
+        assert container["readinessProbe"]["httpGet"]["path"] in paths
+        address = next(one["value"] for one in container["env"] if one["name"] == "MLFLOW_TRACKING_URI")
+        assert address == yaml.safe_load((ROOT / "pipelines/profiles/kubeflow.yaml").read_text())["tracking"]["uri"]
+        assert pod["terminationGracePeriodSeconds"] > serve.STOP_SECONDS + 5
+    (service,) = found("InferenceService")
+    assert service["metadata"]["name"] == model_name("digits-b0c2", "csc")

@@ -1,31 +1,38 @@
 """A model wrapped for MLflow: what MLflow itself would write, and all the code it takes, no more."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from csc.packaging import package_model
+from csc.packaging import EXAMPLE, package_model
+from tests.trained import Trained, trained
 from tests.unit.test_house import ROOT, imported
 
 
 @pytest.fixture
-def package(tmp_path: Path) -> Path:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "model.json").write_text("{}")
-    (tmp_path / "model" / "training.json").write_text('{"packages": {"torch": "1.2.3"}}')
-    package_model(tmp_path / "model", tmp_path / "package")
+def task(tmp_path: Path) -> Trained:
+    made = trained(tmp_path, 2)
+    training = made.folder / "model" / "training.json"
+    training.write_text(json.dumps(json.loads(training.read_text()) | {"packages": {"torch": "1.2.3"}}))
+    return made
+
+
+@pytest.fixture
+def package(tmp_path: Path, task: Trained) -> Path:
+    package_model(task.folder / "model", tmp_path / "package")
     return tmp_path / "package"
 
 
-def test_mlflow_reads_it_as_if_it_had_written_it(package: Path):
+def test_mlflow_reads_it_as_if_it_had_written_it(package: Path, task: Trained):
     import mlflow
     from mlflow.models import Model
 
     files = {"data": "data/model", "code": "code", "conda_env": "conda.yaml", "python_env": "python_env.yaml"}
     own = Model()
-    mlflow.pyfunc.add_to_model(own, loader_module="csc.serving", **files)
+    mlflow.pyfunc.add_to_model(own, loader_module="csc.pyfunc", model_config={"read_files": True}, **files)
     read = Model.load(str(package))
     assert read.flavors == own.flavors
     assert read.mlflow_version == own.mlflow_version
@@ -34,13 +41,31 @@ def test_mlflow_reads_it_as_if_it_had_written_it(package: Path):
     )
     needed = (package / "requirements.txt").read_text().splitlines()
     assert {f"mlflow=={mlflow.__version__}", "torch==1.2.3"} <= set(needed)  # torch as it was where it was trained
-    assert (package / "data/model/model.json").read_text() == "{}"
+    card = package / "data/model/model.json"
+    assert card.read_bytes() == (task.folder / "model/model.json").read_bytes()
+
+
+def test_it_says_what_goes_in_and_what_comes_out_in_mlflow_s_words(package: Path, task: Trained, tmp_path: Path):
+    from mlflow.models import Model, ModelSignature
+    from mlflow.models.utils import _save_example
+    from mlflow.types import ColSpec, DataType, Schema
+
+    outputs = [ColSpec(DataType.float, name) for name in task.card.classes]
+    read = Model.load(str(package))
+    assert read.signature == ModelSignature(Schema([ColSpec(DataType.string)]), Schema(outputs))
+    own = Model()
+    _save_example(own, [EXAMPLE], str(tmp_path))
+    assert read.saved_input_example_info == own.saved_input_example_info
+    assert read.load_input_example(str(package)) == [EXAMPLE]
+    assert json.loads(read.get_serving_input(str(package))) == {"inputs": [EXAMPLE]}
+    for name in ("input_example.json", "serving_input_example.json"):
+        assert json.loads((package / name).read_text()) == json.loads((tmp_path / name).read_text())
 
 
 def test_it_holds_all_the_code_that_loading_imports(package: Path):
     code = package / "code"
     held = {path.relative_to(code).as_posix() for path in code.rglob("*.py")}
-    wanted, todo = set(), ["csc.serving"]
+    wanted, todo = set(), ["csc.pyfunc"]
     while todo:
         place = todo.pop().replace(".", "/")
         found = [path for path in (f"{place}.py", f"{place}/__init__.py") if (ROOT / path).is_file()]
@@ -56,7 +81,7 @@ def test_it_holds_all_the_code_that_loading_imports(package: Path):
 def test_its_code_works_without_the_library_it_came_from(package: Path):
     program = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "import csc.serving, csc.config; assert csc.__file__.startswith(sys.argv[1]), csc.__file__\n"
+        "import csc.pyfunc, csc.config; assert csc.__file__.startswith(sys.argv[1]), csc.__file__\n"
         "assert csc.config.resolve('voc', {'method': 'lwf'}).method == 'lwf'\n"
     )
     subprocess.run([sys.executable, "-c", program, str(package / "code")], check=True, cwd=package)
