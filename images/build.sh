@@ -14,7 +14,7 @@ if [[ -n ${WHEELHOUSE:-} ]]; then
   arguments+=(--network none --build-arg PIP_NO_INDEX=1 --build-arg "WHEELHOUSE=$wheels")
 fi
 for image in cpu train; do
-  DOCKER_BUILDKIT=1 $docker build --quiet "${arguments[@]}" --file "images/$image/Dockerfile" \
+  DOCKER_BUILDKIT=1 $docker build --quiet "${arguments[@]}" --build-arg "KIND=$image" --file images/Dockerfile \
     --tag "$name-$image:$version" --tag "$name-$image:latest" . >/dev/null
   size=$($docker image inspect --format '{{.Size}}' "$name-$image:$version")
   echo "$name-$image:$version  $((size / 1000000)) MB"

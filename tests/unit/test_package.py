@@ -1,6 +1,7 @@
 """What is installed, and from what."""
 
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -14,6 +15,7 @@ LOCKS = sorted(path for path in (ROOT / "requirements").glob("*.txt") if path.st
 
 @pytest.mark.slow
 def test_the_wheel_installs_one_top_level_name_with_everything_below_it(tmp_path):
+    shutil.rmtree(ROOT / "build", ignore_errors=True)  # setuptools would pack what an earlier wheel left there
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     subprocess.run([*command, "--wheel-dir", tmp_path, ROOT], check=True, cwd=tmp_path)
     (wheel,) = tmp_path.glob("*.whl")
