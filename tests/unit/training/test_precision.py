@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from csc.checkpoint import Checkpoint, laid_out_like
 from csc.data.loading import Batch
@@ -17,16 +17,36 @@ STILL = ("release_quirks.freeze_bn_after_base=true", "release_quirks.no_shuffle=
 @pytest.mark.parametrize("form", ["bce", "asl"])
 @pytest.mark.parametrize("method", ["csc", "podnet", "krt"])
 def test_a_batch_in_parts_is_the_whole_batch(bench: Bench, method: str, form: str):
-    def learned(name: str, *items: str) -> list[EpochLog]:
-        config = settings(f"method={method}", f"loss.form={form}", "memory.sampler=none", *STILL, *items)
-        view = first_rows(bench.views[2], ROWS)
-        return without_speed(bench.second(config, view=view, checkpoint=bench.folder / name).run())
+    """The same first epoch and the same gradient; what Adam makes of its rounding is another matter."""
 
-    whole = learned("whole", f"train.batch_size={ROWS}")
-    parts = learned("parts", "train.batch_size=8", "train.accumulate=3")  # 8, 8 and 4 images
-    assert len(whole) == len(parts) == 2
-    for one, other in zip(whole, parts, strict=True):
-        assert one == pytest.approx(other, rel=2e-3, abs=1e-5)
+    def learned(name: str, *items: str) -> tuple[EpochLog, Tensor]:
+        # At first learner and prior are the same, so the direction of a distance between them is rounding alone.
+        near = ["podnet.spatial=0"] if method == "podnet" else []
+        wanted = (
+            f"method={method}",
+            f"loss.form={form}",
+            "memory.sampler=none",
+            "train.epochs=1",
+            *near,
+            *STILL,
+            *items,
+        )
+        view, gradients = first_rows(bench.views[2], ROWS), []
+        trainer = bench.second(settings(*wanted), view=view, checkpoint=bench.folder / name)
+
+        def keep(optimizer: torch.optim.Optimizer, *rest: object) -> None:
+            values = (value for group in optimizer.param_groups for value in group["params"] if value.grad is not None)
+            gradients.append(torch.cat([value.grad.flatten() for value in values]))
+
+        trainer.optimizer.register_step_pre_hook(keep)
+        (log,) = without_speed(trainer.run())
+        (gradient,) = gradients
+        return log, gradient
+
+    whole, gradient = learned("whole", f"train.batch_size={ROWS}")
+    parts, accumulated = learned("parts", "train.batch_size=8", "train.accumulate=3")  # 8, 8 and 4 images
+    assert whole == pytest.approx(parts, rel=1e-4, abs=1e-5)
+    assert (gradient - accumulated).norm() < 1e-3 * gradient.norm()
 
 
 @pytest.mark.parametrize(
