@@ -20,12 +20,12 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from benchmarks import Result, interleaved
-from csc.data.coco import COCO_CLASSES, ingest_coco, read_split
 from csc.data.dataset import Dataset
-from csc.data.partial import test_view, train_view, write_view
-from csc.data.shards import Listed
-from csc.data.source import Source
-from csc.data.writing import Making, label_table
+from csc.data.ingest.coco import COCO_CLASSES, ingest_coco, read_split
+from csc.data.ingest.shards import Listed
+from csc.data.ingest.source import Source
+from csc.data.ingest.writer import Making, label_table
+from csc.data.views import test_view, train_view, write_view
 from csc.scenario import Scenario
 from csc.storage import write_json
 

@@ -25,9 +25,9 @@ from torchvision.io import decode_jpeg  # type: ignore[import-untyped]
 from benchmarks import Result, interleaved
 from csc.config import resolve
 from csc.data.augment import CUTOUT_COLOUR, GREY, OPERATIONS, PROBABILITY, augment
+from csc.data.ingest.shards import scaled_down
 from csc.data.loading import decode, training_batches, workers_for
-from csc.data.partial import View
-from csc.data.shards import scaled_down
+from csc.data.views import View
 from csc.errors import CscError
 from csc.nets.backbone import build_backbone
 

@@ -14,16 +14,16 @@ import pyarrow as pa
 import torch
 
 from benchmarks import Result, interleaved
-from csc import config
+from csc.config import methods as all_methods
 from csc.config import resolve
+from csc.config.schema import Config
 from csc.data.loading import Batch, Batches
-from csc.data.partial import View
-from csc.memory import Memory
+from csc.data.views import View
 from csc.methods import kind_of
 from csc.nets.backbone import build_backbone
 from csc.nets.network import Network, build_head, with_prompts
-from csc.settings import Config
-from csc.training import Trainer, place
+from csc.replay.memory import Memory
+from csc.training.loop import Trainer, place
 
 __all__ = ["methods"]
 
@@ -38,7 +38,7 @@ Work = Callable[[], object]
 def methods() -> list[Result]:
     """Step time of every method: its own passes relative to it, and itself relative to fine-tuning."""
     results = []
-    others = [name for name in config.methods() if name != "l2p"]
+    others = [name for name in all_methods() if name != "l2p"]
     for (backbone, size), names in ((CONVOLUTIONS, others), (TRANSFORMER, ["l2p"])):
         best: dict[str, float] = {}
         for _ in range(MADE):

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from benchmarks import Result, interleaved
+from csc.config.schema import CiGcn
 from csc.nets.ci_gcn import CIGCN
-from csc.settings import CiGcn
 
 __all__ = ["head_memory", "scale"]
 

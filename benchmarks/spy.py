@@ -19,9 +19,9 @@ __all__ = ["install"]
 
 HEAVY = ("torch", "timm", "torchvision", "mlflow", "kfp", "numpy", "pyarrow", "yaml", "PIL", "safetensors")
 WATCHED = {  # what a step spends its time on, by where it is implemented
-    "csc.tracking": ("tracking", ["fetch_model", "finish_scenario", "Tracker"]),
-    "csc.packaging": ("tracking", ["package_model"]),
-    "csc.training": ("computing", ["Trainer.run", "confidences"]),
+    "csc.tracking.runs": ("tracking", ["fetch_model", "finish_scenario", "Tracker"]),
+    "csc.serving.packaging": ("tracking", ["package_model"]),
+    "csc.training.loop": ("computing", ["Trainer.run", "confidences"]),
 }
 
 

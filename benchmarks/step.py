@@ -4,7 +4,7 @@ The limit of an incremental step is backbone forward, backward and optimiser ste
 for the prior model: what the head, the losses and the loop add is what this project is responsible for. The limit of
 the base task is the same without the prior. In the limit both are plain passes of timm's backbone, in the fastest
 memory format; that the prior's batch-norms are folded away is part of our step. The released form has what PyTorch and
-the C library do by themselves; our steps and their limits keep freed memory (`csc.heap`).
+the C library do by themselves; our steps and their limits keep freed memory (`csc.training.heap`).
 """
 
 import multiprocessing
@@ -22,12 +22,12 @@ from torch.nn.functional import binary_cross_entropy_with_logits, leaky_relu
 
 from benchmarks import Result, interleaved
 from csc.config import resolve
+from csc.config.schema import Config
 from csc.data.loading import Batch, Batches
-from csc.data.partial import View
+from csc.data.views import View
 from csc.nets.backbone import build_backbone
 from csc.nets.network import Network, build_head
-from csc.settings import Config
-from csc.training import Trainer, memory_format, place
+from csc.training.loop import Trainer, memory_format, place
 
 __all__ = ["step"]
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from csc.config import resolve
+from csc.config.schema import Config
 from csc.errors import BadModel
 from csc.scenario import Scenario
-from csc.settings import Config
 from csc.storage import writable
 
 if TYPE_CHECKING:

@@ -6,21 +6,37 @@ from pathlib import Path
 
 from csc import __version__
 
-__all__ = ["code_version"]
+__all__ = ["DECISIVE", "code_version"]
+
+# What decides the numbers of a run, in the library. Ingest is not among it: a data set has a fingerprint of its own.
+DECISIVE = (
+    "config/**/*",
+    "data/*",
+    "distributed/group.py",
+    "methods/**/*",
+    "metrics.py",
+    "model.py",
+    "nets/*",
+    "replay/*",
+    "scenario.py",
+    "steps/build_dataset.py",
+    "steps/embed.py",
+    "steps/evaluate.py",
+    "steps/split_labels.py",
+    "steps/train.py",
+    "training/*",
+)
 
 
 @cache
 def code_version() -> str:
-    """The package version and a digest of the library's sources, so that a changed line is another version.
+    """The package version and a digest of the sources that decide results.
 
-    Components and pipelines decide no result. They are left out, so that the version is the same where they are
-    installed below the library, as in an image, and where they lie beside it, as in a checkout. Neither do studies:
-    they only say what to run.
+    Another page, command or bench leaves it as it is, and with it checkpoints, caches and finished runs.
     """
     root = Path(__file__).parent
+    found = {file for pattern in DECISIVE for file in root.glob(pattern) if file.suffix in (".py", ".yaml")}
     digest = hashlib.sha256()
-    for file in sorted([*root.rglob("*.py"), *root.rglob("*.yaml")]):
-        name = file.relative_to(root)
-        if name.parts[0] not in ("components", "pipelines", "studies"):
-            digest.update(str(name).encode() + file.read_bytes())
+    for file in sorted(found):
+        digest.update(str(file.relative_to(root)).encode() + file.read_bytes())
     return f"{__version__}+{digest.hexdigest()[:8]}"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["SHIPPED", "Profile", "apply", "on_this_machine", "read_profile", "run_defaults"]
 
 _FOLDER = Path(__file__).parent / "profiles"
-SHIPPED = tuple(sorted(path.stem for path in _FOLDER.glob("*.yaml")))
+SHIPPED = {path.stem: path for path in sorted(_FOLDER.glob("*.yaml"))}
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -186,7 +186,7 @@ def read_profile(name: str) -> Profile:
     Args:
         name: of a shipped profile, or a YAML file.
     """
-    path = _FOLDER / f"{name}.yaml" if name in SHIPPED else local_path(name)
+    path = SHIPPED.get(name) or local_path(name)
     if not path.is_file():
         raise BadConfig(f"--profile {name}: no such file; give a YAML file or one of {', '.join(SHIPPED)}")
     profile = read_strict(Profile, path)

@@ -11,7 +11,7 @@ from typing import Any
 
 from PIL import Image
 
-from csc.data.voc import VOC_CLASSES
+from csc.data.ingest.voc import VOC_CLASSES
 
 VOC_TRAIN = tuple(f"{number:06d}" for number in range(1, 7))
 VOC_TEST = tuple(f"{number:06d}" for number in range(7, 11))

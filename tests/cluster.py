@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from csc.cli import main
-from csc.pipelines import endpoint, watch
-from csc.pipelines.endpoint import TOKEN_VARIABLE
+from csc.pipelines.cluster import endpoint, watch
+from csc.pipelines.cluster.endpoint import TOKEN_VARIABLE
 from tests.kfp_server import COOKIE, TOKEN, KfpServer, running
 
 _OF_A_CLUSTER = (TOKEN_VARIABLE, "KF_PIPELINES_UI_ENDPOINT", "SSL_CERT_FILE", "MLFLOW_TRACKING_URI")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from csc.model import ModelCard
-from csc.tracking import model_name, run_key
+from csc.tracking.runs import model_name, run_key
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from csc.report.run import Run, TaskResult
 from csc.scenario import Scenario
 from csc.steps.register import TRACKED, register
 from csc.storage import write_json
-from csc.tracking import Registered, Tracker
+from csc.tracking.runs import Registered, Tracker
 
 SCENARIO = "digits-b0c4"
 DIGITS = tuple("0123456789")

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from csc.config.schema import Config
 from csc.data.cache import NodeCache
 from csc.data.dataset import Dataset
-from csc.data.images import ShardFiles
+from csc.data.shards import ShardFiles
 from csc.errors import BadData, BadModel
-from csc.settings import Config
 from csc.storage import exists, is_remote, join, local_path, read_json, sha256_file, version_of
 
 __all__ = [

@@ -22,11 +22,11 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 from torch.utils.data import DataLoader
 
-from csc.cores import cores
 from csc.data.augment import Pixels, augment
 from csc.data.columns import to_numpy
-from csc.data.images import ImageShards
-from csc.data.partial import View
+from csc.data.cores import cores
+from csc.data.shards import ImageShards
+from csc.data.views import View
 from csc.errors import BadData, CscError
 
 __all__ = [

@@ -11,7 +11,7 @@ import torch
 from csc.data.columns import to_numpy
 from csc.data.features import FeatureShards, read_features
 from csc.data.loading import Batch, Batches, Key, Plan, loaded
-from csc.data.partial import View
+from csc.data.views import View
 
 __all__ = ["map_batches"]
 

@@ -1,7 +1,7 @@
 """Learning methods, one file each, registered by name.
 
 A method says what it needs (a prior model, a start from scratch) and turns one batch into loss terms; the loop in
-`csc.training` asks for it. Head, loss weights and all other numbers are settings: `methods/config/<name>.yaml`.
+`csc.training.loop` asks for it. Head, loss weights and all other numbers are settings: `methods/config/<name>.yaml`.
 """
 
 import importlib
@@ -14,8 +14,8 @@ from csc.config import learns_like
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from csc.config.schema import Config
     from csc.methods.base import Method
-    from csc.settings import Config
 
 __all__ = ["kind_of", "method", "register", "registered"]
 

@@ -12,10 +12,10 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from csc.config.schema import Config
 from csc.data.loading import Batch
 from csc.methods.losses import asymmetric_loss, binary_cross_entropy, max_entropy
 from csc.nets.network import Network, Outputs
-from csc.settings import Config
 
 __all__ = ["Lesson", "Method", "Replay", "Step"]
 

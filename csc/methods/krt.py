@@ -7,11 +7,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
+from csc.config.schema import Config
 from csc.methods import register
 from csc.methods.base import Lesson, Method, Step
 from csc.nets.attention import IncrementalCrossAttention
 from csc.nets.network import Network, Outputs
-from csc.settings import Config
 
 __all__ = ["KRT", "threshold_for"]
 

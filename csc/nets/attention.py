@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from csc.settings import Krt
+from csc.config.schema import Krt
 
 __all__ = ["IncrementalCrossAttention"]
 

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from csc.config.schema import Backbone as BackboneConfig
 from csc.errors import BadConfig, BadModel
-from csc.settings import Backbone as BackboneConfig
 from csc.storage import sha256_file
 
 __all__ = [

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import leaky_relu, linear, one_hot
 
-from csc.settings import CiGcn
+from csc.config.schema import CiGcn
 
 __all__ = ["CIGCN"]
 

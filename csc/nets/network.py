@@ -6,13 +6,13 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from csc.config.schema import Config
 from csc.nets.attention import IncrementalCrossAttention
 from csc.nets.backbone import Backbone, Inside, StoredBackbone
 from csc.nets.ci_gcn import CIGCN
 from csc.nets.label_graph import LabelGraph
 from csc.nets.linear import LinearHead
 from csc.nets.prompts import PromptedBackbone
-from csc.settings import Config
 
 __all__ = ["Network", "Outputs", "build_head", "with_prompts"]
 

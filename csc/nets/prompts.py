@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
+from csc.config.schema import L2p
 from csc.errors import BadConfig
 from csc.nets.backbone import Backbone, Inside
-from csc.settings import L2p
 
 __all__ = ["PromptedBackbone"]
 

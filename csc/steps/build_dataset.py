@@ -4,7 +4,7 @@ from pathlib import Path
 
 from csc.config import resolve
 from csc.data.dataset import Dataset
-from csc.data.partial import test_view, train_view, write_view
+from csc.data.views import test_view, train_view, write_view
 from csc.retry import with_retries
 from csc.scenario import Scenario
 from csc.steps.ingest import Origin

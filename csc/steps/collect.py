@@ -14,7 +14,7 @@ from csc.study.outcome import Outcome
 from csc.study.page import render
 from csc.study.render import markdown, text
 from csc.study.spec import Study
-from csc.tracking import close_runs
+from csc.tracking.runs import close_runs
 
 __all__ = ["collect", "order_for"]
 

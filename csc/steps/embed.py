@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from csc.config import resolve
+from csc.config.schema import Config
 from csc.data.dataset import SPLITS, Dataset
 from csc.data.features import (
     BATCH_ROWS,
@@ -27,13 +28,12 @@ from csc.data.features import (
     view_place,
     write_maps,
 )
-from csc.data.partial import View
+from csc.data.progress import Bar
+from csc.data.views import View
 from csc.errors import BadConfig, BadData
 from csc.model import save_tensors
-from csc.progress import Bar
 from csc.retry import with_retries
 from csc.scenario import Scenario
-from csc.settings import Config
 from csc.steps.ingest import Origin
 from csc.storage import atomic_place, exists, join, read_json, sha256_file, writable, write_bytes
 
@@ -106,10 +106,10 @@ class _Embedding:
     def __init__(self, settings: Config, dataset: Dataset, place: str) -> None:
         from torch import nn
 
-        from csc import training
-        from csc.distributed import alone
+        from csc.distributed.group import alone
         from csc.nets.backbone import initialise, normalisation
         from csc.nets.network import Network
+        from csc.training import loop as training
 
         self.settings, self.dataset, self.place = settings, dataset, place
         training.seed_everything(settings.seed, 1)  # random weights are those that the base task would start from

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from csc import metrics
 from csc.data.columns import from_numpy, to_numpy
 from csc.data.features import read_features
-from csc.data.partial import View, read_view
+from csc.data.views import View, read_view
 from csc.errors import BadModel
 from csc.model import load_network, read_card
 from csc.retry import with_retries
@@ -41,7 +41,7 @@ def evaluate(
         prior: `registered.json` of the task before, for what the model has forgotten since.
         features: place of cached feature maps, from `embed`; the head then reads them instead of images.
     """
-    from csc import distributed
+    from csc.distributed import group as distributed
 
     card, view = read_card(Path(model)), read_view(test_view)
     if view.classes != card.classes:
@@ -66,8 +66,8 @@ def score(model: str, test_view: str, scores_out: str, features: str) -> None:
 
     One float32 column per class, and its target as a bit, so that every number can be computed again.
     """
-    from csc import distributed
-    from csc.training import confidences
+    from csc.distributed import group as distributed
+    from csc.training.loop import confidences
 
     channels = read_features(features).shape[0] if features else 0
     network, card = load_network(Path(model), map_channels=channels)

@@ -5,7 +5,7 @@ from csc.data.dataset import Dataset
 from csc.errors import BadData, Unavailable
 from csc.retry import with_retries
 from csc.scenario import Scenario
-from csc.tracking import close_runs
+from csc.tracking.runs import close_runs
 from csc.version import code_version
 
 __all__ = ["close", "finish"]

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from csc.data.dataset import Dataset
 from csc.errors import BadData
-from csc.patience import tracking_uri, without_secrets
 from csc.retry import with_retries
 from csc.scenario import Scenario
 from csc.storage import absolute, exists, join, write_json
+from csc.tracking.retry import tracking_uri, without_secrets
 from csc.version import code_version
 
 __all__ = ["Origin", "describe", "ingest"]
@@ -48,7 +48,7 @@ def ingest(scenario: str, data: str) -> Origin:
     """
     wanted = Scenario.parse(scenario)
     if wanted.dataset == "digits" and not exists(join(data, "dataset.json")):
-        from csc.data.digits import ingest_digits
+        from csc.data.ingest.digits import ingest_digits
 
         ingest_digits(data)
     dataset = Dataset.open(data)

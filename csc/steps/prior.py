@@ -8,7 +8,7 @@ from csc.retry import with_retries
 from csc.scenario import Scenario
 from csc.steps.ingest import Origin
 from csc.storage import write_json
-from csc.tracking import find_record, model_name
+from csc.tracking.runs import find_record, model_name
 
 __all__ = ["prior"]
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from csc.errors import BadModel
 from csc.model import ModelCard, fingerprint, read_card
-from csc.packaging import package_model
 from csc.report.run import Run, TaskResult
 from csc.retry import with_retries
+from csc.serving.packaging import package_model
 from csc.storage import read_json, write_json
-from csc.tracking import Registered, Tracker
+from csc.tracking.runs import Registered, Tracker
 
 __all__ = ["RegisteredTask", "read_registered", "register"]
 

@@ -5,7 +5,7 @@ from csc.report.table import markdown_table, text_table
 from csc.retry import with_retries
 from csc.steps.register import read_registered
 from csc.storage import write_bytes
-from csc.tracking import finish_scenario
+from csc.tracking.runs import finish_scenario
 
 __all__ = ["report"]
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from csc.config import resolve
+from csc.config.schema import Config
 from csc.data.features import FeatureCard, backbone_weights, read_features, refuse_leaky
-from csc.data.partial import View, read_view
+from csc.data.views import View, read_view
 from csc.errors import BadConfig, BadModel
-from csc.memory import Memory, read_memory, update, write_memory
 from csc.model import (
     MEMORY,
     METHOD_STATE,
@@ -26,19 +26,19 @@ from csc.model import (
     save_network,
     save_tensors,
 )
-from csc.packaging import installed
+from csc.replay.memory import Memory, read_memory, update, write_memory
 from csc.retry import with_retries
 from csc.scenario import Scenario, Task
-from csc.settings import Config
+from csc.serving.packaging import installed
 from csc.steps.register import read_registered
 from csc.steps.split_labels import read_split
 from csc.storage import atomic_folder, write_json
-from csc.tracking import Registered, Tracker, fetch_model, model_here, run_key
+from csc.tracking.runs import Registered, Tracker, fetch_model, model_here, run_key
 from csc.version import code_version
 
 if TYPE_CHECKING:
     from csc.nets.network import Network
-    from csc.training import Trainer
+    from csc.training.loop import Trainer
 
 __all__ = ["learn", "train"]
 
@@ -66,7 +66,7 @@ def train(
         features: place of cached feature maps, from `embed`; the head then learns on them instead of images.
         pod: what the pipeline sets for the step's pod, by the names of kfp's TaskConfig; for several nodes.
     """
-    from csc import distributed
+    from csc.distributed import group as distributed
 
     arguments = {
         "config": config,
@@ -80,7 +80,7 @@ def train(
     scenario, task = read_split(split)
     settings = _settings(scenario, config, features)
     if settings.train.nodes > 1:
-        from csc.trainjob import train_on_nodes
+        from csc.distributed.trainjob import train_on_nodes
 
         before = read_registered(prior).model.fingerprint if prior else ""
         key = settings.fingerprint(scenario, read_view(train_view).fingerprint, code_version(), before)
@@ -94,8 +94,8 @@ def train(
 
 def learn(config: str, split: str, train_view: str, out: str, prior: str, checkpoints: str, features: str) -> None:
     """Do the work of `train`, alone or as one of several processes; the first of them tracks and writes."""
-    from csc import distributed
-    from csc.training import Trainer, seed_everything
+    from csc.distributed import group as distributed
+    from csc.training.loop import Trainer, seed_everything
 
     scenario, task = read_split(split)
     settings = _settings(scenario, config, features)

@@ -6,11 +6,11 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from csc.config import learns_like, methods, resolve
+from csc.config.schema import BY_WHOM, Config
 from csc.errors import BadConfig
 from csc.scenario import Scenario
-from csc.settings import BY_WHOM, Config
 from csc.study.spec import Row, Study
-from csc.tracking import ScenarioRun, curve, finished_runs
+from csc.tracking.runs import ScenarioRun, curve, finished_runs
 from csc.version import code_version
 
 __all__ = ["Cell", "Place", "Result", "cells", "results"]
@@ -57,7 +57,7 @@ class Cell:
 
     @functools.cached_property
     def key(self) -> str:
-        """What tracking knows the run by, see `csc.tracking.run_key`; empty if it cannot be known yet."""
+        """What tracking knows the run by, see `csc.tracking.runs.run_key`; empty if it cannot be known yet."""
         if self.config is None or self.place is None or not self.place.fingerprint:
             return ""
         return self.config.fingerprint(self.scenario.name, self.place.fingerprint, code_version())

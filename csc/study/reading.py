@@ -21,7 +21,7 @@ from csc.study.spec import COLUMNS, Row, Study, dotted, merged
 
 __all__ = ["SHIPPED", "read_study"]
 
-_FOLDER = Path(__file__).parents[1] / "studies"
+_FOLDER = Path(__file__).parent / "studies"
 SHIPPED = tuple(sorted(path.stem for path in _FOLDER.glob("*.yaml")))
 
 

@@ -16,7 +16,7 @@ from csc.components.register.component import register
 from csc.components.report.component import report
 from csc.components.split_labels.component import split_labels
 from csc.components.train.component import train
-from csc.data.digits import ingest_digits
+from csc.data.ingest.digits import ingest_digits
 
 SETTINGS = {
     "train": {"epochs": 1, "batch_size": 16},
@@ -159,9 +159,9 @@ def test_report_has_the_table_and_the_page(chain):
 def test_a_registered_model_takes_images_whatever_it_was_trained_on(chain):
     """Scores of images through the whole model are those of the evaluation, up to the half precision of maps."""
     from csc.data.dataset import Dataset
-    from csc.data.images import ImageShards
-    from csc.data.partial import read_view
-    from csc.serving import Predictor
+    from csc.data.shards import ImageShards
+    from csc.data.views import read_view
+    from csc.serving.predictor import Predictor
     from csc.steps.evaluate import read_scores
 
     view = read_view(chain["test_view-2"].path)

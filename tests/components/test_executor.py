@@ -17,8 +17,8 @@ import pytest
 
 from csc.components.__main__ import source_of
 from csc.components.readme import NAMES
-from csc.data.digits import ingest_digits
-from csc.pipelines.local import run_compiled
+from csc.data.ingest.digits import ingest_digits
+from csc.pipelines.local.runner import run_compiled
 from csc.pipelines.profile import read_profile
 from csc.pipelines.scenario import compile_pipeline
 from csc.pipelines.study import compile_study

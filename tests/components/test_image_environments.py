@@ -9,7 +9,7 @@ import pytest
 
 from csc.components.image import CPU_IMAGE
 from csc.components.readme import NAMES
-from csc.data.digits import ingest_digits
+from csc.data.ingest.digits import ingest_digits
 from csc.pipelines.profile import Profile
 from csc.pipelines.scenario import compile_pipeline
 from csc.pipelines.study import compile_study

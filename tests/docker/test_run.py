@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from csc.data.digits import ingest_digits
+from csc.data.ingest.digits import ingest_digits
 from tests.docker.conftest import Engine
 from tests.integration.conftest import command, last_results
 from tests.integration.conftest import scenes as scenes  # a fixture

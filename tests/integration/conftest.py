@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from csc.data.digits import ingest_digits
+from csc.data.ingest.digits import ingest_digits
 
 SMALL = (
     "train.epochs=2",

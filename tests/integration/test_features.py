@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from csc.data.dataset import Dataset
-from csc.data.images import ImageShards
+from csc.data.shards import ImageShards
 from tests.integration.conftest import SMALL, csc, environment, last_results
 
 pytest_plugins = ["tests.s3"]

@@ -81,7 +81,7 @@ def test_models_are_registered_with_aliases_and_the_model_before_as_input(client
 def test_registered_model_works_by_itself_and_holds_no_pickle(undisturbed, scenes, tmp_path):
     workdir, _ = undisturbed
     image = tmp_path / "scene.jpg"
-    from csc.data.images import ImageShards
+    from csc.data.shards import ImageShards
 
     image.write_bytes(ImageShards(scenes / "images").jpeg(0, 0))
     program = (
@@ -106,7 +106,7 @@ def test_registered_model_works_by_itself_and_holds_no_pickle(undisturbed, scene
 
 def test_predict_names_classes_with_confidences(undisturbed, scenes, tmp_path):
     workdir, _ = undisturbed
-    from csc.data.images import ImageShards
+    from csc.data.shards import ImageShards
 
     image = tmp_path / "scene.jpg"
     image.write_bytes(ImageShards(scenes / "images").jpeg(0, 1))

@@ -15,11 +15,11 @@ import pytest
 
 from csc import storage
 from csc.data.dataset import Dataset
-from csc.data.images import ImageShards
-from csc.data.shards import Encoded, Listed, SourceImages
-from csc.data.source import Source
-from csc.data.voc import ingest_voc2007
-from csc.data.writing import Making, write_dataset
+from csc.data.ingest.shards import Encoded, Listed, SourceImages
+from csc.data.ingest.source import Source
+from csc.data.ingest.voc import ingest_voc2007
+from csc.data.ingest.writer import Making, write_dataset
+from csc.data.shards import ImageShards
 from csc.errors import BadData, CscError
 from csc.storage import delete, download, exists, list_below, open_remote, read_bytes, read_json, upload, write_bytes
 from tests.builders import contents, make_voc, picture, zipped
@@ -262,7 +262,7 @@ def test_a_source_that_only_reads_never_lists_the_whole_prefix(bucket: str, monk
     for number in range(3):
         write_bytes(f"{bucket}/raw/{number}", b"x")
     files = pickle.loads(pickle.dumps(Source(f"{bucket}/raw")))
-    monkeypatch.setattr("csc.data.source.versions_below", lambda _: pytest.fail("listed"))
+    monkeypatch.setattr("csc.data.ingest.source.versions_below", lambda _: pytest.fail("listed"))
     assert files.read("2") == b"x"
 
 
@@ -297,7 +297,7 @@ def test_a_broken_image_in_a_bucket_can_be_left_out_and_a_store_that_fails_canno
             raise BadData(f"{place}: the object store does not answer")
         return read_bytes(place)
 
-    monkeypatch.setattr("csc.data.source.read_bytes", failing)
+    monkeypatch.setattr("csc.data.ingest.source.read_bytes", failing)
     with pytest.raises(CscError, match="does not answer; what is finished is kept"):
         ingest_voc2007(uploaded, tmp_path / "again", skip_bad=True)
 

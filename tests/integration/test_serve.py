@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from csc.data.images import ImageShards
+from csc.data.shards import ImageShards
 from tests.integration.conftest import command, csc, environment
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("pipeline")]

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from csc import storage
-from csc.data.digits import ingest_digits
-from csc.data.images import ImageShards
+from csc.data.ingest.digits import ingest_digits
+from csc.data.shards import ImageShards
 from csc.errors import TrackingError
 from csc.model import read_card
 from tests.integration.conftest import command, environment, last_results

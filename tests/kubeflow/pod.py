@@ -24,7 +24,7 @@ from kfp.local import subprocess_task_handler
 from kfp.pipeline_spec import pipeline_spec_pb2
 
 from csc.components.__main__ import source_of
-from csc.pipelines.forked import forked_steps
+from csc.pipelines.local.forked import forked_steps
 from tests.kubeflow.driver import LOGS, Output, Step, StepFailed
 
 __all__ = ["Pods", "forked", "started"]

@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 import yaml
 
-from csc import doctor
-from csc.cli import main
-from csc.doctor import Check
-from csc.pipelines.cluster_doctor import cluster_checks, retry_warning
+from csc.cli import doctor, main
+from csc.cli.cluster_doctor import cluster_checks, retry_warning
+from csc.cli.doctor import Check
 from csc.pipelines.profile import Profile, Retry
 
 TOKEN = "token-of-the-person"
@@ -321,7 +320,7 @@ def test_a_token_that_is_too_old_is_told(api: FakeApi, monkeypatch: pytest.Monke
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The entry point as it is declared, whatever was declared when this environment was made."""
     declared = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["entry-points"]
-    point = EntryPoint("cluster", declared["csc.doctor"]["cluster"], "csc.doctor")
+    point = EntryPoint("cluster", declared["csc.cli.doctor"]["cluster"], "csc.cli.doctor")
     monkeypatch.setattr(doctor, "entry_points", lambda group, name: [point])
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from kfp.local import subprocess_task_handler
 
-from csc.pipelines.forked import forked_steps
+from csc.pipelines.local.forked import forked_steps
 
 CODE = """
 import os, sys

@@ -12,7 +12,7 @@ import yaml
 
 from csc.cli import main
 from csc.components.image import CPU_IMAGE
-from csc.data.coco import ingest_coco
+from csc.data.ingest.coco import ingest_coco
 from csc.errors import BadConfig
 from csc.pipelines.profile import SHIPPED, Profile, Retry, on_this_machine, read_profile, run_defaults
 from csc.retry import Retries

@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from csc.cli import main
-from csc.pipelines.run_steps import RunSteps, steps_of
+from csc.pipelines.cluster.steps import RunSteps, steps_of
+from csc.pipelines.cluster.terminal import duration
 from csc.pipelines.scenario import compile_pipeline
-from csc.pipelines.terminal import duration
 from csc.scenario import Scenario
 from tests.kfp_nodes import Scene, Workflow, pipeline_tree
 from tests.kfp_recorded import as_run, recorded

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from csc.pipelines import remote
+from csc.pipelines.cluster import run as remote
 from csc.pipelines.scenario import compile_pipeline
 from csc.scenario import Scenario
 from csc.storage import write_bytes

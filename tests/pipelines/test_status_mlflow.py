@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from csc.cli import main
-from csc.pipelines import tracked
-from csc.pipelines.tracked import Tracked
+from csc.pipelines.cluster import progress as tracked
+from csc.pipelines.cluster.progress import Tracked
 from tests.kfp_recorded import as_run, recorded
 from tests.kfp_server import KfpServer
 from tests.trained import EPOCHS, SCENARIO, trained

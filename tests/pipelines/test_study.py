@@ -16,11 +16,11 @@ from kfp.pipeline_spec import pipeline_spec_pb2
 from csc.cli import main
 from csc.components.collect.component import collect
 from csc.errors import BadScenario
-from csc.pipelines import study_local
+from csc.pipelines.local import study as study_local
+from csc.pipelines.local.study import Teller
 from csc.pipelines.package import STEPS, STEPS_LIMIT
 from csc.pipelines.profile import Profile, read_profile
 from csc.pipelines.study import compile_study, loops, parts
-from csc.pipelines.study_local import Teller
 from csc.steps.collect import order_for
 from csc.study import cells as cells_module
 from csc.study.cells import Place, Result, cells

@@ -9,8 +9,8 @@ import threading
 import pytest
 import yaml
 
-from csc.pipelines import endpoint, watch
-from csc.pipelines.endpoint import TOKEN_VARIABLE
+from csc.pipelines.cluster import endpoint, watch
+from csc.pipelines.cluster.endpoint import TOKEN_VARIABLE
 from tests.kfp_server import COOKIE, TOKEN, KfpServer, Refused, check_arguments, running
 
 pytest_plugins = ["tests.cluster"]

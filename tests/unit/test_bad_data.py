@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from csc.data.coco import COCO_CLASSES, ingest_coco, ingest_coco2014
-from csc.data.voc import ingest_voc2007
+from csc.data.ingest.coco import COCO_CLASSES, ingest_coco, ingest_coco2014
+from csc.data.ingest.voc import ingest_voc2007
 from csc.errors import BadData
 from tests.builders import add_annotation, contents, edit_json, make_coco, make_voc, picture, write_voc_xml, zipped
 

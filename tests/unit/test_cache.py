@@ -20,7 +20,7 @@ import pytest
 from csc.data import cache as module
 from csc.data.cache import NodeCache
 from csc.data.features import FeatureShards, write_maps
-from csc.data.images import ImageShards
+from csc.data.shards import ImageShards
 from csc.errors import BadConfig, BadData, CscError
 
 FORK = multiprocessing.get_context("fork")
@@ -344,7 +344,7 @@ def shards(shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Image
                 writer.write_batch(pa.record_batch({"jpeg": [f"{shard} {row}".encode()]}))
         content = path.read_bytes()
         index.append({"rows": 2, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()})
-    monkeypatch.setattr("csc.data.images.read_json", lambda _: index)
+    monkeypatch.setattr("csc.data.shards.read_json", lambda _: index)
     monkeypatch.setenv("CSC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("CSC_CACHE_LIMIT_GB", str(1.5 * len(content) / 1e9))  # room for one
     return ImageShards("s3://shop/images")
@@ -397,7 +397,7 @@ def test_feature_maps_whose_files_made_room_leave_the_disk(shop: Shop, tmp_path:
         rows = write_maps([np.full((2, 8, 8, 16), shard, np.float16)], (16, 8, 8), path)
         content = path.read_bytes()
         index.append({"rows": rows, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()})
-    monkeypatch.setattr("csc.data.images.read_json", lambda _: index)
+    monkeypatch.setattr("csc.data.shards.read_json", lambda _: index)
     monkeypatch.setenv("CSC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("CSC_CACHE_LIMIT_GB", str(1.5 * len(content) / 1e9))  # room for one
     maps = FeatureShards("s3://shop/features", 0, (16, 8, 8))
@@ -412,7 +412,7 @@ def test_feature_maps_whose_files_made_room_leave_the_disk(shop: Shop, tmp_path:
 
 @pytest.mark.parametrize("index", [{}, [1], [{}], 5, [{"sha256": "0" * 64, "bytes": 1}, {"bytes": "x"}]])
 def test_an_index_of_another_form_is_refused(index: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("csc.data.images.read_json", lambda _: index)
+    monkeypatch.setattr("csc.data.shards.read_json", lambda _: index)
     monkeypatch.setenv("CSC_CACHE", str(tmp_path / "cache"))
     message = refusal(lambda: FeatureShards("s3://shop/features", 0, (16, 8, 8)).map(0, 0))
     assert message.startswith("s3://shop/features/view-00/index.json: no bytes and sha256 of shard 0; ")

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from csc.config.schema import CiGcn
 from csc.nets.ci_gcn import CIGCN
 from csc.nets.growth import grow, grown_parameters
-from csc.settings import CiGcn
 
 BATCH, FEATURES, HEIGHT, ACROSS, WIDTH = 3, 6, 2, 3, 5
 OLD, NEW = 3, 2

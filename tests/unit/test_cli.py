@@ -1,3 +1,4 @@
+import dataclasses
 import functools
 import json
 import os
@@ -12,12 +13,13 @@ import yaml
 from PIL import Image
 
 from csc import cli
+from csc.cli import lists
 from csc.config import methods, resolve
-from csc.data import digits
-from csc.data.coco import COCO_CLASSES, ingest_coco
 from csc.data.dataset import Dataset
-from csc.data.unfinished import Folder
-from csc.data.writing import Making
+from csc.data.ingest import digits
+from csc.data.ingest.coco import COCO_CLASSES, ingest_coco
+from csc.data.ingest.resume import Folder
+from csc.data.ingest.writer import Making
 from csc.errors import BadData, BadScenario
 from csc.scenario import PAPER_SCENARIOS, Scenario
 from csc.steps.ingest import ingest
@@ -365,7 +367,7 @@ def test_ingest_coco2014_tells_the_counts_and_what_to_do_next(place: Path, capsy
 def test_ingest_scales_images_and_goes_on_where_it_stopped(
     workers: str, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("csc.data.writing.Making", functools.partial(Making, shard_rows=4))
+    monkeypatch.setattr("csc.data.ingest.writer.Making", functools.partial(Making, shard_rows=4))
     arguments = ["ingest", "coco", "--source", "raw", "--out", "out", "--short-side", "20", "--workers", workers]
     with monkeypatch.context() as stopped:
         stopped.setattr(Folder, "finish", interrupted)
@@ -429,7 +431,7 @@ def test_compile_writes_a_pipeline(
     assert lines[0].startswith(announced)
     assert lines[-1] == "wrote deep/down/some.yaml"
     pipeline, *_ = yaml.safe_load_all((place / "deep" / "down" / "some.yaml").read_text())
-    steps = pipeline["root"]["dag"]["tasks"]
+    steps = pipeline["components"]["comp-exit-handler-1"]["dag"]["tasks"]
     assert len(steps) == tasks + 2  # and ingest and report
     assert pipeline["pipelineInfo"]["name"] == f"csc-{Scenario.parse(arguments[0]).name}"
 
@@ -508,7 +510,7 @@ def test_an_interrupted_command_says_that_it_can_be_taken_up(
     def interrupted(arguments: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "_scenarios", interrupted)
+    monkeypatch.setattr(lists, "SCENARIOS", dataclasses.replace(lists.SCENARIOS, run=interrupted))
     assert cli.main(["scenarios"]) == 130
     error = capsys.readouterr().err
     assert error.startswith("csc: interrupted")

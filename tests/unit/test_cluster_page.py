@@ -9,9 +9,9 @@ from types import ModuleType
 import pytest
 import yaml
 
-from csc import patience
 from csc.cli import _parser
 from csc.pipelines.profile import read_profile
+from csc.tracking import retry as patience
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/cluster.md").read_text()

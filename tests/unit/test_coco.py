@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from csc.data.coco import COCO_CLASSES, ingest_coco, ingest_coco2014
 from csc.data.dataset import Dataset
-from csc.data.images import ImageShards
-from csc.data.published import compare_with_published
+from csc.data.ingest.coco import COCO_CLASSES, ingest_coco, ingest_coco2014
+from csc.data.ingest.published import compare_with_published
+from csc.data.shards import ImageShards
 from csc.errors import BadData
 from tests.builders import COCO_CATEGORIES, add_annotation, contents, edit_json, make_coco, picture, zipped
 

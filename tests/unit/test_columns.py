@@ -35,7 +35,7 @@ import numpy as np
 import pyarrow as pa
 from pathlib import Path
 from csc.data.columns import from_numpy, strings
-from csc.data.partial import View, read_view, write_view
+from csc.data.views import View, read_view, write_view
 from csc.steps.evaluate import _write_scores, read_scores
 offsets, labels = np.array([0, 1, 3], np.int32), np.array([0, 0, 1], np.int16)
 lists = pa.ListArray.from_arrays(from_numpy(offsets), from_numpy(labels))

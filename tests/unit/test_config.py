@@ -6,10 +6,11 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import pytest
 import yaml
 
-from csc import config, settings
 from csc.config import differences, methods, parse_overrides, resolve
+from csc.config import layers as config
+from csc.config import schema as settings
+from csc.config.schema import Config
 from csc.errors import BadConfig
-from csc.settings import Config
 
 DATASETS = ("digits", "voc", "coco", "mine")
 FACTS = {"krt": {"labels_per_image": 2.0, "of_classes": 12}}  # what a method has to know of a data set without a preset
@@ -69,9 +70,9 @@ def test_each_layer_overrides_the_one_before(tmp_path: Path, monkeypatch: pytest
     for layer in range(1, 5):
         for key in keys[layer:]:
             config._merge(layers[layer], nested(key, 100 + layer), "")
-    (tmp_path / "presets").mkdir()
+    (tmp_path / "config" / "presets").mkdir(parents=True)
     (tmp_path / "methods" / "config").mkdir(parents=True)
-    (tmp_path / "presets" / "voc.yaml").write_text(yaml.safe_dump(layers[1]))
+    (tmp_path / "config" / "presets" / "voc.yaml").write_text(yaml.safe_dump(layers[1]))
     own = {"description": "x", "settings": layers[2], "datasets": {"voc": layers[3], "coco": {"seed": 7}}}
     (tmp_path / "methods" / "config" / "mine.yaml").write_text(yaml.safe_dump(own))
     monkeypatch.setattr(config, "_ROOT", tmp_path)
@@ -153,8 +154,8 @@ def test_every_setting_can_be_set_from_the_command_line_and_changes_the_fingerpr
 def test_a_method_that_changes_the_backbone_says_that_it_cannot_be_frozen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    (tmp_path / "presets").mkdir()
-    (tmp_path / "presets" / "coco.yaml").write_text("{}")
+    (tmp_path / "config" / "presets").mkdir(parents=True)
+    (tmp_path / "config" / "presets" / "coco.yaml").write_text("{}")
     (tmp_path / "methods" / "config").mkdir(parents=True)
     (tmp_path / "methods" / "config" / "prompts.yaml").write_text("description: x\nchanges_backbone: true")
     monkeypatch.setattr(config, "_ROOT", tmp_path)

@@ -9,8 +9,8 @@ import docker
 import pytest
 from kfp.local import docker_task_handler
 
-from csc.pipelines import containers
-from csc.pipelines.containers import NoContainer, docker_runner
+from csc.pipelines.local import containers
+from csc.pipelines.local.containers import NoContainer, docker_runner
 
 PACKAGE = """
 deploymentSpec:

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from csc import cores as module
 from csc.cli import main
-from csc.cores import cores
+from csc.data import cores as module
+from csc.data.cores import cores
 from csc.errors import CscError
 
 
@@ -44,7 +44,7 @@ def test_ingest_takes_the_cores_of_its_container_by_itself(quota: Path, monkeypa
         workers.append(making.workers)
         raise CscError("enough is known")
 
-    monkeypatch.setattr("csc.data.digits.ingest_digits", ingest)
+    monkeypatch.setattr("csc.data.ingest.digits.ingest_digits", ingest)
     for words in ([], ["--workers", "5"]):
         assert main(["ingest", "digits", "--out", "nowhere", *words]) == 2
     assert workers == [3, 5]

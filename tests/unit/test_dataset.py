@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from csc.data.dataset import Dataset
-from csc.data.images import ImageShards
-from csc.data.shards import checked_jpeg
+from csc.data.ingest.shards import checked_jpeg
+from csc.data.shards import ImageShards
 from tests.builders import edit_json, picture
 from tests.unit.test_writing import VALID, jpeg_of, refusal, write
 

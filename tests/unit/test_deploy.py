@@ -238,8 +238,8 @@ def test_models_are_served_alike_with_and_without_kserve():
 
 def test_the_servers_of_models_use_what_there_is():
     from csc import __version__, serve
-    from csc.service import application
-    from csc.tracking import model_name
+    from csc.serving.service import application
+    from csc.tracking.runs import model_name
 
     parser = ArgumentParser()
     serve.SERVE.arguments(parser)

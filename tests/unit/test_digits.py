@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from csc.data import digits
 from csc.data.dataset import Dataset
-from csc.data.digits import DIGIT_CLASSES, compose_scene, glyph_pools, ingest_digits
-from csc.data.images import ImageShards
+from csc.data.ingest import digits
+from csc.data.ingest.digits import DIGIT_CLASSES, compose_scene, glyph_pools, ingest_digits
+from csc.data.shards import ImageShards
 from csc.errors import BadConfig, BadData
 
 
@@ -181,7 +181,7 @@ def test_a_missing_scikit_learn_is_named_with_the_remedy(tmp_path: Path, monkeyp
 
 
 def test_scikit_learn_is_read_but_never_imported():
-    code = "import sys; from csc.data.digits import compose_scene; compose_scene('train', 0); print(*sys.modules)"
+    code = "import sys; from csc.data.ingest import digits; digits.compose_scene('train', 0); print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert "csc.data.digits" in modules
+    assert "csc.data.ingest.digits" in modules
     assert not {"sklearn", "scipy", "torch"} & set(modules)

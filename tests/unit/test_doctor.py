@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from csc import doctor
-from csc.cli import main
-from csc.data.coco import ingest_coco
-from csc.doctor import checks
+from csc.cli import doctor, main
+from csc.cli.doctor import checks
+from csc.data.ingest.coco import ingest_coco
 from tests.builders import make_coco
 
 

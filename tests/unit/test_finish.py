@@ -5,10 +5,10 @@ import json
 import pytest
 
 from csc.config import differences, resolve
-from csc.data.digits import ingest_digits
+from csc.data.ingest.digits import ingest_digits
 from csc.model import ModelCard
 from csc.steps.finish import finish
-from csc.tracking import Tracker, close_runs, finish_scenario
+from csc.tracking.runs import Tracker, close_runs, finish_scenario
 from csc.version import code_version
 
 SCENARIO = "digits-b0c5"

@@ -7,7 +7,7 @@ from csc.config import resolve
 from csc.nets.backbone import Backbone
 from csc.nets.folding import fold_batch_norms
 from csc.nets.network import Network
-from csc.training import place
+from csc.training.loop import place
 
 
 def lived(net: nn.Module) -> nn.Module:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from csc.config import resolve
+from csc.config.schema import L2p
 from csc.errors import BadConfig
 from csc.methods.base import Step
 from csc.methods.l2p import L2P
@@ -14,7 +15,6 @@ from csc.nets.backbone import Backbone, build_backbone
 from csc.nets.linear import LinearHead
 from csc.nets.network import Network, Outputs
 from csc.nets.prompts import PromptedBackbone
-from csc.settings import L2p
 
 BATCH, SIZE, POOL, LENGTH, CHOSEN = 4, 48, 6, 3, 2
 CONFIG = L2p(pool=POOL, length=LENGTH, chosen=CHOSEN)

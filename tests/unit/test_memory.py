@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from csc.data.partial import View, read_view, write_view
+from csc.config.schema import Memory as MemorySettings
+from csc.data.views import View, read_view, write_view
 from csc.errors import BadModel
-from csc.memory import Memory, joined, read_memory, update, write_memory
-from csc.sampling import Balance, admission, herding, leaving, ocdm, prs, reservoir, shares
+from csc.replay.memory import Memory, joined, read_memory, update, write_memory
+from csc.replay.samplers import Balance, admission, herding, leaving, ocdm, prs, reservoir, shares
 from csc.scenario import Task
-from csc.settings import Memory as MemorySettings
 
 SAMPLERS = ("herding", "random", "reservoir", "prs", "ocdm")
 STREAMS = ("reservoir", "prs", "ocdm")
@@ -628,6 +628,6 @@ def test_a_file_that_is_no_memory_is_refused_in_one_line(change: Any, tmp_path: 
 
 
 def test_a_memory_needs_neither_torch_nor_pandas():
-    code = "import sys, csc.memory; print(*({'torch', 'pandas'} & sys.modules.keys()))"
+    code = "import sys, csc.replay.memory; print(*({'torch', 'pandas'} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""

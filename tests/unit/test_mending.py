@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from csc.data.coco import ingest_coco
-from csc.data.images import ImageShards
-from csc.data.writing import Making
+from csc.data.ingest.coco import ingest_coco
+from csc.data.ingest.writer import Making
+from csc.data.shards import ImageShards
 from csc.errors import BadData
 from tests.builders import contents, edit_json, make_coco
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from csc.packaging import EXAMPLE, package_model
+from csc.serving.packaging import EXAMPLE, package_model
 from tests.trained import Trained, trained
 from tests.unit.test_house import ROOT, imported
 
@@ -32,7 +32,7 @@ def test_mlflow_reads_it_as_if_it_had_written_it(package: Path, task: Trained):
 
     files = {"data": "data/model", "code": "code", "conda_env": "conda.yaml", "python_env": "python_env.yaml"}
     own = Model()
-    mlflow.pyfunc.add_to_model(own, loader_module="csc.pyfunc", model_config={"read_files": True}, **files)
+    mlflow.pyfunc.add_to_model(own, loader_module="csc.serving.pyfunc", model_config={"read_files": True}, **files)
     read = Model.load(str(package))
     assert read.flavors == own.flavors
     assert read.mlflow_version == own.mlflow_version
@@ -65,7 +65,7 @@ def test_it_says_what_goes_in_and_what_comes_out_in_mlflow_s_words(package: Path
 def test_it_holds_all_the_code_that_loading_imports(package: Path):
     code = package / "code"
     held = {path.relative_to(code).as_posix() for path in code.rglob("*.py")}
-    wanted, todo = set(), ["csc.pyfunc"]
+    wanted, todo = set(), ["csc.serving.pyfunc"]
     while todo:
         place = todo.pop().replace(".", "/")
         found = [path for path in (f"{place}.py", f"{place}/__init__.py") if (ROOT / path).is_file()]
@@ -81,7 +81,7 @@ def test_it_holds_all_the_code_that_loading_imports(package: Path):
 def test_its_code_works_without_the_library_it_came_from(package: Path):
     program = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "import csc.pyfunc, csc.config; assert csc.__file__.startswith(sys.argv[1]), csc.__file__\n"
+        "import csc.serving.pyfunc, csc.config; assert csc.__file__.startswith(sys.argv[1]), csc.__file__\n"
         "assert csc.config.resolve('voc', {'method': 'lwf'}).method == 'lwf'\n"
     )
     subprocess.run([sys.executable, "-c", program, str(package / "code")], check=True, cwd=package)

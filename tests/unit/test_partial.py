@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from csc.components.train.component import train as train_component
 from csc.config import methods, resolve
-from csc.data import partial
+from csc.data import views as partial
 from csc.data.dataset import Dataset
-from csc.data.digits import ingest_digits
-from csc.data.images import ImageShards
-from csc.data.partial import View, read_view, train_view, write_view
-from csc.data.shards import Encoded, Listed
-from csc.data.writing import ALONE, Making, write_dataset
+from csc.data.ingest.digits import ingest_digits
+from csc.data.ingest.shards import Encoded, Listed
+from csc.data.ingest.writer import ALONE, Making, write_dataset
+from csc.data.shards import ImageShards
+from csc.data.views import View, read_view, train_view, write_view
 from csc.errors import BadData
 from csc.scenario import CLASS_COUNTS, PAPER_SCENARIOS, Scenario, Task
 from csc.steps.build_dataset import build_dataset

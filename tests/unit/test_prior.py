@@ -11,7 +11,7 @@ from csc.errors import BadModel, CscError
 from csc.model import ModelCard
 from csc.steps.ingest import Origin
 from csc.steps.prior import prior
-from csc.tracking import Tracker, run_key
+from csc.tracking.runs import Tracker, run_key
 
 SCENARIO, DATA, CODE = "digits-b0c4", "d" * 64, "0.1.0+abc"
 ORIGIN = Origin("/somewhere", DATA, CODE).to_json()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from csc import retry, steps, storage
-from csc.data.coco import ingest_coco
+from csc.data.ingest.coco import ingest_coco
 from csc.errors import (
     BadConfig,
     BadData,
@@ -28,11 +28,11 @@ from csc.errors import (
     TrackingUnavailable,
     Unavailable,
 )
-from csc.patience import one_line
 from csc.retry import Retries, with_retries
 from csc.steps.ingest import ingest
 from csc.storage import read_bytes
-from csc.tracking import _client, reach
+from csc.tracking.retry import one_line
+from csc.tracking.runs import _client, reach
 from tests.builders import make_coco
 from tests.trained import trained
 
@@ -175,7 +175,7 @@ STEPS = sorted(path.stem for path in Path(steps.__file__).parent.glob("[a-z]*.py
 @pytest.mark.parametrize("name", STEPS)
 def test_every_step_is_tried_again(name: str, monkeypatch: pytest.MonkeyPatch):
     step = getattr(importlib.import_module(f"csc.steps.{name}"), name)
-    assert step.__name__ == name
+    assert step.__wrapped__.__module__ == f"csc.steps.{name}"
     monkeypatch.setenv("CSC_RETRY_TIMES", "many")
     with pytest.raises(BadConfig, match=r"^CSC_RETRY_TIMES=many"):
         step()
@@ -406,11 +406,11 @@ def test_a_tracking_server_that_starts_late_costs_register_one_pause(
 def test_a_training_whose_store_goes_away_resumes_in_the_same_process_and_ends_in_the_same_model(
     monkeypatch: pytest.MonkeyPatch, pauses: list[float], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    from csc.data.digits import ingest_digits
+    from csc.data.ingest.digits import ingest_digits
     from csc.steps.build_dataset import build_dataset
     from csc.steps.split_labels import split_labels
     from csc.steps.train import train
-    from csc.tracking import Tracker
+    from csc.tracking.runs import Tracker
 
     small = {"backbone": {"name": "test_byobnet"}, "cigcn": {"width": 8}, "input": {"size": 32}}
     config = json.dumps({**small, "train": {"epochs": 3, "batch_size": 16, "workers": 0}})
@@ -443,7 +443,7 @@ def test_a_step_in_a_container_is_told_of_its_retries_and_of_all_else(monkeypatc
     """kfp gives a container either what the pipeline sets for the step or what the runner sets for all."""
     from kfp.local import docker_task_handler
 
-    from csc.pipelines import containers
+    from csc.pipelines.local import containers
 
     started: list[dict[str, str]] = []
     monkeypatch.setattr(containers, "_run_to_its_end", lambda **options: started.append(options["environment"]) or 0)

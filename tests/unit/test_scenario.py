@@ -2,9 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from csc.data.coco import COCO_CLASSES
-from csc.data.digits import DIGIT_CLASSES
-from csc.data.voc import VOC_CLASSES
+from csc.data.ingest.coco import COCO_CLASSES
+from csc.data.ingest.digits import DIGIT_CLASSES
+from csc.data.ingest.voc import VOC_CLASSES
 from csc.errors import BadScenario
 from csc.scenario import CLASS_COUNTS, PAPER_SCENARIOS, Scenario
 

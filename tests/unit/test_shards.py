@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image, features
 
-from csc.data.shards import BrokenImage, checked_jpeg, scaled_down
+from csc.data.ingest.shards import BrokenImage, checked_jpeg, scaled_down
 
 
 def encoded(image: Image.Image, kind: str) -> bytes:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from csc import cli
-from csc.data.coco import COCO_CLASSES, ingest_coco
 from csc.data.dataset import Dataset
-from csc.data.voc import ingest_voc2007
-from csc.data.writing import Making
+from csc.data.ingest.coco import COCO_CLASSES, ingest_coco
+from csc.data.ingest.voc import ingest_voc2007
+from csc.data.ingest.writer import Making
 from csc.errors import BadData
 from tests.builders import contents, edit_json, make_coco, make_voc, picture, write_voc_xml, zipped
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from csc.data.source import Source
+from csc.data.ingest.source import Source
 from csc.errors import BadData
 from tests.builders import zipped
 

@@ -22,7 +22,7 @@ from csc.study.page import render
 from csc.study.reading import SHIPPED, read_study
 from csc.study.render import csv_lines, latex, markdown, text
 from csc.study.spec import COLUMNS, Row, Study
-from csc.tracking import ScenarioRun
+from csc.tracking.runs import ScenarioRun
 from csc.version import code_version
 
 ROOT = Path(__file__).parents[2]

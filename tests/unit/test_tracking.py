@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from csc import patience, tracking
 from csc.errors import TrackingError
-from csc.tracking import Tracker, fetch_model, find_record, finish_scenario, reach
+from csc.tracking import retry as patience
+from csc.tracking import runs as tracking
+from csc.tracking.runs import Tracker, fetch_model, find_record, finish_scenario, reach
 from tests.tracked import Plugin, Tracked
 from tests.trained import EPOCHS, SCENARIO, Trained, epoch_log, trained
 

@@ -17,10 +17,10 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from csc.config.schema import Train
+from csc.distributed.trainjob import PATIENCE, Cluster, ClusterError, job_name, stage, train_job, train_on_nodes
 from csc.errors import BadConfig, BadData
 from csc.scenario import Task
-from csc.settings import Train
-from csc.trainjob import PATIENCE, Cluster, ClusterError, job_name, stage, train_job, train_on_nodes
 
 ROOT = Path(__file__).parents[2]
 KEY = "0123456789abcdef"
@@ -133,7 +133,7 @@ def test_the_job_is_the_step_on_more_nodes(shared: Path):
     trainer, template = job["spec"]["trainer"], _node(job)
     assert job["spec"]["runtimeRef"] == {"name": "torch-distributed"}
     assert (trainer["image"], trainer["numNodes"], trainer["numProcPerNode"]) == ("registry/csc-train:1", 3, 2)
-    assert trainer["command"][-3:] == ["torch.distributed.run", "-m", "csc.distributed"]
+    assert trainer["command"][-3:] == ["torch.distributed.run", "-m", "csc.distributed.group"]
     assert trainer["args"] == ["csc.steps.train:learn", str(shared / NAME / "arguments.json")]
     assert trainer["resourcesPerNode"] == task["resources"]
     assert trainer["env"] == [{"name": "PYTHONUNBUFFERED", "value": "1"}, *task["env"]]
@@ -587,7 +587,7 @@ class Nodes(FakeApi):
 @pytest.fixture
 def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Of the train step of a base task, with a data set on the shared volume."""
-    from csc.data.digits import ingest_digits
+    from csc.data.ingest.digits import ingest_digits
     from csc.steps.build_dataset import build_dataset
     from csc.steps.ingest import ingest
     from csc.steps.split_labels import split_labels
@@ -615,7 +615,9 @@ def test_a_job_that_continues_another_model_has_another_name(
     from tests.trained import write_registered
 
     keys: list[str] = []
-    monkeypatch.setattr("csc.trainjob.train_on_nodes", lambda arguments, settings, task, key, pod: keys.append(key))
+    monkeypatch.setattr(
+        "csc.distributed.trainjob.train_on_nodes", lambda arguments, settings, task, key, pod: keys.append(key)
+    )
     monkeypatch.setattr("csc.steps.train.read_card", MagicMock())  # of the model that no job has made
     for fingerprint in ("a" * 64, "b" * 64, "a" * 64):
         train(**inputs | {"prior": write_registered(tmp_path / "registered.json", fingerprint)})

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from csc.data.dataset import Dataset
-from csc.data.shards import Encoded, Listed
-from csc.data.writing import Making, write_dataset
+from csc.data.ingest.shards import Encoded, Listed
+from csc.data.ingest.writer import Making, write_dataset
 from csc.errors import BadData, CscError
 from tests.builders import contents, picture
 

@@ -7,10 +7,10 @@ import pytest
 from PIL import Image
 
 from csc.data.dataset import Dataset
-from csc.data.images import ImageShards
-from csc.data.published import compare_with_published, published_counts
-from csc.data.source import Source
-from csc.data.voc import VOC_CLASSES, ingest_voc2007
+from csc.data.ingest.published import compare_with_published, published_counts
+from csc.data.ingest.source import Source
+from csc.data.ingest.voc import VOC_CLASSES, ingest_voc2007
+from csc.data.shards import ImageShards
 from csc.errors import BadData
 from tests.builders import VOC_TEST, VOC_TRAIN, contents, make_voc, picture, write_voc_xml, zipped
 

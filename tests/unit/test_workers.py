@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from csc.data.shards import Part
-from csc.data.workers import for_each_part
+from csc.data.ingest.shards import Part
+from csc.data.ingest.workers import for_each_part
 
 PARTS = [Part(number, ()) for number in range(6)]
 

@@ -20,16 +20,16 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-import csc.data.shards
-import csc.data.workers
-from csc.data.coco import ingest_coco
+import csc.data.ingest.shards
+import csc.data.ingest.workers
 from csc.data.dataset import Dataset
-from csc.data.images import ImageShards
-from csc.data.shards import Encoded, Listed, Part, SourceImages
-from csc.data.source import Source
-from csc.data.unfinished import Bucket
-from csc.data.voc import ingest_voc2007
-from csc.data.writing import Making, write_dataset
+from csc.data.ingest.coco import ingest_coco
+from csc.data.ingest.resume import Bucket
+from csc.data.ingest.shards import Encoded, Listed, Part, SourceImages
+from csc.data.ingest.source import Source
+from csc.data.ingest.voc import ingest_voc2007
+from csc.data.ingest.writer import Making, write_dataset
+from csc.data.shards import ImageShards
 from csc.errors import BadData, CscError
 from csc.storage import delete, list_below, read_bytes, upload, write_bytes
 from tests.builders import contents, edit_json, make_coco, make_voc, picture, zipped
@@ -274,7 +274,7 @@ def test_the_same_data_set_in_place_is_left_alone(shard_rows: int, tmp_path: Pat
 
 def test_the_same_data_set_is_left_alone_where_nothing_may_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     first = write(tmp_path / "set")
-    monkeypatch.setattr("csc.data.writing.unfinished", lambda *_: pytest.fail("tried to write"))
+    monkeypatch.setattr("csc.data.ingest.writer.unfinished", lambda *_: pytest.fail("tried to write"))
     assert write(tmp_path / "set") == first
 
 
@@ -321,7 +321,7 @@ def test_a_target_that_cannot_be_written_is_refused_in_one_line(
 def test_a_full_shard_is_followed_by_another_and_places_are_right(
     per_shard: int, batch_rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(csc.data.shards, "BATCH_ROWS", batch_rows)
+    monkeypatch.setattr(csc.data.ingest.shards, "BATCH_ROWS", batch_rows)
     dataset = write(tmp_path / "set", making=Making(shard_rows=per_shard))
     places = [(row["shard"], row["row"]) for row in dataset.labels().to_pylist()]
     assert places == [divmod(index, per_shard) for index in range(5)]
@@ -403,7 +403,7 @@ def test_any_number_of_workers_and_any_order_of_the_source_give_the_same_bytes(w
 
 
 def test_more_workers_than_shards_are_not_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(csc.data.workers, "ProcessPoolExecutor", lambda *_, **__: pytest.fail("started"))
+    monkeypatch.setattr(csc.data.ingest.workers, "ProcessPoolExecutor", lambda *_, **__: pytest.fail("started"))
     assert write(tmp_path / "set", making=Making(workers=8)).splits["train"]["images"] == 3
 
 
@@ -429,7 +429,7 @@ def test_a_second_try_makes_only_what_is_missing(workers: int, tmp_path: Path):
 KILLED = """
 import os, sys
 from pathlib import Path
-from csc.data.writing import Making
+from csc.data.ingest.writer import Making
 from tests.unit.test_writing import LONG, Pictures, write
 os.environ["FIRST_PROCESS"] = str(os.getpid())
 images = Pictures(fails={"07": None})
@@ -540,7 +540,7 @@ def test_a_spoilt_leftover_is_made_again(spoil: Callable[[Path], None], tmp_path
 
 def test_an_image_that_changes_between_two_tries_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     raw = make_coco(tmp_path / "raw")
-    check, calls = csc.data.shards.checked_jpeg, collections.Counter[str]()
+    check, calls = csc.data.ingest.shards.checked_jpeg, collections.Counter[str]()
 
     def failing(content: bytes, where: str) -> tuple[bytes, int, int]:
         calls["all"] += 1
@@ -548,7 +548,7 @@ def test_an_image_that_changes_between_two_tries_is_read_again(tmp_path: Path, m
             raise RuntimeError("lost")
         return check(content, where)
 
-    monkeypatch.setattr(csc.data.shards, "checked_jpeg", failing)
+    monkeypatch.setattr(csc.data.ingest.shards, "checked_jpeg", failing)
     with pytest.raises(RuntimeError, match="lost"):
         ingest_coco(raw, tmp_path / "set", "animals", making=Making(shard_rows=2))
     (raw / "train2014" / "000000000003.jpeg").write_bytes(picture(99))
@@ -559,14 +559,14 @@ def test_an_image_that_changes_between_two_tries_is_read_again(tmp_path: Path, m
 
 
 def test_a_full_disk_keeps_what_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    write_shard = csc.data.unfinished.write_shard
+    write_shard = csc.data.ingest.resume.write_shard
 
     def full(path: Path, rows: Sequence[Listed], images: Any) -> Any:
         if rows[0].image_id == "06":
             raise OSError(28, "No space left on device")
         return write_shard(path, rows, images)
 
-    monkeypatch.setattr(csc.data.unfinished, "write_shard", full)
+    monkeypatch.setattr(csc.data.ingest.resume, "write_shard", full)
     message = refusal(lambda: write(tmp_path / "set", LONG, making=Making(shard_rows=3)), CscError)
     assert "No space left on device" in message
     assert "what is finished is kept" in message
@@ -577,7 +577,7 @@ def test_a_lost_worker_is_told_in_one_line_and_what_is_finished_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     fail_after_six(tmp_path / "set")
-    monkeypatch.setattr("csc.data.workers._work", lost_work)
+    monkeypatch.setattr("csc.data.ingest.workers._work", lost_work)
     message = refusal(lambda: write(tmp_path / "set", LONG, making=Making(2, shard_rows=3)), CscError)
     assert "a worker process was lost" in message
     assert {path.name for path in (tmp_path / "set" / "partial").glob("*.json")} == {"00000.json", "00001.json"}
@@ -597,7 +597,7 @@ def test_several_who_make_the_same_data_set_at_once_all_get_it(tmp_path: Path):
 
 
 def test_memory_holds_one_batch_of_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(csc.data.shards, "BATCH_BYTES", 4 << 20)
+    monkeypatch.setattr(csc.data.ingest.shards, "BATCH_BYTES", 4 << 20)
     listing = [Listed(f"{row:02d}", "train" if row < 32 else "test", CLASSES, (), "") for row in range(64)]
 
     def large(rows: Sequence[Listed]) -> Iterator[Encoded]:
@@ -816,7 +816,7 @@ def test_a_place_in_a_bucket_that_is_taken_before_the_card_gets_none(bucket: str
             write_bytes(f"{out}/partial/key", b"of another")
 
     out = f"{bucket}/set"
-    monkeypatch.setattr("csc.data.unfinished.upload", taken)
+    monkeypatch.setattr("csc.data.ingest.resume.upload", taken)
     assert refusal(lambda: write(out, LONG), CscError).startswith(f"{out}: another ingest")
     assert "dataset.json" not in objects(out)
     assert read_bytes(f"{out}/partial/key") == b"of another"
@@ -845,10 +845,10 @@ def test_a_store_that_fails_midway_is_told_in_one_line_and_the_work_is_taken_up(
         upload(path, uri)
 
     out, making = f"{bucket}/set", Making(shard_rows=3)
-    monkeypatch.setattr("csc.data.unfinished.upload", broken)
+    monkeypatch.setattr("csc.data.ingest.resume.upload", broken)
     message = refusal(lambda: write(out, LONG, making=making), CscError)
     assert "does not answer; what is finished is kept" in message
-    monkeypatch.setattr("csc.data.unfinished.upload", upload)
+    monkeypatch.setattr("csc.data.ingest.resume.upload", upload)
     images = Pictures(tmp_path / "log")
     write(out, LONG, images, making=making)
     assert images.read() == [row.image_id for row in LONG[6:]]

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from csc.config import parse_overrides, resolve
-from csc.data.partial import View
+from csc.config.schema import Config
+from csc.data.views import View
 from csc.errors import CscError
 from csc.methods import kind_of
 from csc.model import ModelCard, save_network
@@ -18,8 +19,7 @@ from csc.nets.backbone import Initialisation, build_backbone
 from csc.nets.growth import grow
 from csc.nets.network import Network, build_head
 from csc.scenario import Task
-from csc.settings import Config
-from csc.training import EpochLog, Trainer
+from csc.training.loop import EpochLog, Trainer
 
 SCENARIO = "digits-b0c5"
 ROWS, NEW = 20, 5

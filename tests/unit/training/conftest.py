@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from csc.data.dataset import Dataset
-from csc.data.digits import ingest_digits
-from csc.data.partial import View, train_view
+from csc.data.ingest.digits import ingest_digits
+from csc.data.views import View, train_view
 from csc.scenario import Scenario, Task
 from tests.unit.training.bench import ROWS, SCENARIO, Bench, first_rows
 

@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim import Adam
 from torch.optim.lr_scheduler import OneCycleLR
 
-from csc.adam import EagerAdam
+from csc.training.optimiser import EagerAdam
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -44,7 +44,7 @@ def test_no_gradient_is_recorded_in_a_step():
 def test_a_step_leaves_the_compiler_alone():
     code = """
 import sys, torch
-from csc.adam import EagerAdam
+from csc.training.optimiser import EagerAdam
 layer = torch.nn.Linear(2, 1)
 optimizer = EagerAdam(layer.parameters(), fused=True)
 layer(torch.ones(1, 2)).sum().backward()

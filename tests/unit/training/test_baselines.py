@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from csc.data.partial import View
+from csc.data.views import View
 from csc.errors import BadConfig
-from csc.memory import Memory, update
 from csc.methods import method
 from csc.methods.base import Replay, Step
 from csc.nets.correlation import statistical_cm
 from csc.nets.growth import grow
 from csc.nets.label_graph import LabelGraph
 from csc.nets.network import Network, Outputs
+from csc.replay.memory import Memory, update
 from csc.scenario import Task
 from tests.unit.training.bench import NEW, Bench, fresh_network, grown_network, settings, state_of
 

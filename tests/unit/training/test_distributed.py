@@ -22,15 +22,15 @@ from torch import Tensor, nn
 
 from csc.config import resolve
 from csc.data.loading import order
-from csc.data.partial import View, read_view, write_view
-from csc.distributed import Group, _heard, group, processes_for, raise_error, run, started, together
+from csc.data.views import View, read_view, write_view
+from csc.distributed.group import Group, _heard, group, processes_for, raise_error, run, started, together
 from csc.errors import BadConfig, BadData
-from csc.memory import Memory, read_memory, update, write_memory
 from csc.methods.losses import asymmetric_loss, binary_cross_entropy, max_entropy
 from csc.nets.backbone import build_backbone
 from csc.nets.network import Network, build_head
+from csc.replay.memory import Memory, read_memory, update, write_memory
 from csc.scenario import Task
-from csc.training import EpochLog, confidences
+from csc.training.loop import EpochLog, confidences
 from tests.unit.training.bench import Bench, settings, without_speed
 
 pytestmark = pytest.mark.xdist_group("distributed")  # launches are shared by many tests
@@ -381,7 +381,7 @@ def wait():
 """
 LAUNCHER = """
 import signal
-from csc.distributed import run
+from csc.distributed.group import run
 from rank import wait
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whatever the tests were told to ignore
@@ -431,7 +431,7 @@ def test_ranks_end_with_their_launcher(
 @pytest.mark.slow
 def test_a_rank_whose_launcher_is_already_gone_does_nothing(tmp_path: Path):
     (tmp_path / "arguments.json").write_text("{}")
-    command = [sys.executable, "-m", "csc.distributed", "os:getpid", str(tmp_path / "arguments.json")]
+    command = [sys.executable, "-m", "csc.distributed.group", "os:getpid", str(tmp_path / "arguments.json")]
     for launcher, ends in ((os.getpid(), (0, True)), (os.getppid(), (1, False))):
         ended = subprocess.run([*command, str(launcher)], check=False)
         assert (ended.returncode, (tmp_path / "result.json").is_file()) == ends

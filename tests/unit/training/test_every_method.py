@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from csc.config import learns_like, methods, parse_overrides, resolve
-from csc.data.digits import ingest_digits
-from csc.memory import read_memory
+from csc.data.ingest.digits import ingest_digits
 from csc.methods import registered
 from csc.model import MEMORY, METHOD_STATE, load_network, load_tensors
+from csc.replay.memory import read_memory
 from csc.steps.build_dataset import build_dataset
 from csc.steps.evaluate import evaluate
 from csc.steps.ingest import ingest

@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from torch.nn.functional import leaky_relu
 
 from csc.config import resolve
+from csc.config.schema import Config
 from csc.data.dataset import Dataset
-from csc.data.digits import ingest_digits
-from csc.data.images import ImageShards
-from csc.data.partial import View, train_view
+from csc.data.ingest.digits import ingest_digits
+from csc.data.shards import ImageShards
+from csc.data.views import View, train_view
 from csc.nets.network import Network
 from csc.scenario import Scenario
-from csc.settings import Config
-from csc.training import Trainer
+from csc.training.loop import Trainer
 from tests.unit.training.bench import first_rows, fresh_network, grown_network
 
 STEPS = 50

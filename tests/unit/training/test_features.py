@@ -17,7 +17,6 @@ from safetensors.torch import load_file
 from torch import nn
 
 from csc.data.dataset import Dataset
-from csc.data.digits import ingest_digits
 from csc.data.features import (
     CARD,
     WEIGHTS,
@@ -29,10 +28,11 @@ from csc.data.features import (
     view_place,
     write_maps,
 )
+from csc.data.ingest.digits import ingest_digits
+from csc.data.ingest.writer import Making
 from csc.data.loading import evaluation_batches, training_batches
 from csc.data.maps import map_batches
-from csc.data.partial import View
-from csc.data.writing import Making
+from csc.data.views import View
 from csc.errors import BadConfig, BadData, BadModel
 from csc.model import save_tensors
 from csc.nets.backbone import StoredBackbone, build_backbone

@@ -27,9 +27,9 @@ from csc.data.loading import (
     training_batches,
     workers_for,
 )
-from csc.data.partial import View
+from csc.data.views import View
 from csc.errors import BadData
-from csc.training import confidences
+from csc.training.loop import confidences
 from tests.unit.training.bench import NEW, ROWS, Bench, first_rows, fresh_network, one_line, settings
 
 WAYS: list[Workers] = [0, "thread", 2]

@@ -11,7 +11,7 @@ from csc.errors import BadData
 from csc.methods import registered
 from csc.nets.backbone import build_backbone
 from csc.nets.network import Network, build_head
-from csc.training import EpochLog, Trainer, seed_everything
+from csc.training.loop import EpochLog, Trainer, seed_everything
 from tests.unit.training.bench import (
     LINEAR,
     NEW,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from csc.data.partial import View
+from csc.data.views import View
 from csc.errors import BadData, BadModel
 from csc.model import fingerprint, load_network, read_card, save_tensors
 from csc.scenario import Task

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from csc.checkpoint import Checkpoint, laid_out_like
 from csc.data.loading import Batch
-from csc.training import EpochLog, Precision, Trainer
+from csc.training.checkpoint import Checkpoint, laid_out_like
+from csc.training.loop import EpochLog, Precision, Trainer
 from tests.unit.training.bench import ROWS, Bench, changed, first_rows, settings, state_of, without_speed
 
 STILL = ("release_quirks.freeze_bn_after_base=true", "release_quirks.no_shuffle=true", "train.schedule=constant")

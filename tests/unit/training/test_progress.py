@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-import csc.progress
-from csc.progress import Bar, Progress
+import csc.data.progress
+from csc.data.progress import Bar, Progress
 from tests.unit.training.bench import LINEAR, Bench, settings
 
 
@@ -19,7 +19,7 @@ class Terminal(io.StringIO):
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Time that passes only when told."""
     clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(csc.progress, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(csc.data.progress, "time", SimpleNamespace(monotonic=lambda: clock.now))
     return clock
 
 

@@ -9,7 +9,7 @@ from csc.errors import CscError
 from csc.methods import registered
 from csc.nets.correlation import statistical_cm
 from csc.nets.growth import grown_parameters
-from csc.training import Trainer
+from csc.training.loop import Trainer
 from tests.unit.training.bench import (
     LINEAR,
     NEW,

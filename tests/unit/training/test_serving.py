@@ -21,11 +21,11 @@ import pytest
 import torch
 from PIL import Image
 
-from csc import pyfunc, service
 from csc.errors import BadData
-from csc.packaging import EXAMPLE, package_model
 from csc.scenario import Task
-from csc.serving import Predictor, above
+from csc.serving import pyfunc, service
+from csc.serving.packaging import EXAMPLE, package_model
+from csc.serving.predictor import Predictor, above
 from tests.unit.training.bench import (
     NEW,
     one_line,

@@ -1,0 +1,206 @@
+"""`csc doctor`: is everything here that a step needs? One line per answer, with what to do about a bad one.
+
+It is the health command of the images. What a machine may do without is `missing`: an image for light steps has no
+torch, a laptop no GPU. What is there and does not work is `failed`. With `--cluster` it looks at a Kubernetes cluster
+instead.
+"""
+
+import os
+import platform
+import shutil
+import tempfile
+from argparse import ArgumentParser, Namespace
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal
+
+from csc.cli.command import Command
+from csc.data.cores import cores
+from csc.errors import BadConfig, CscError
+from csc.storage import exists, join, local_path
+from csc.version import code_version
+
+__all__ = ["DOCTOR", "Check", "checks"]
+
+# Who needs a package that an image may do without.
+PACKAGES = {
+    "torch": "embed, train and evaluate need it",
+    "timm": "embed, train and evaluate need it",
+    "mlflow": "train, register and report need it",
+    "kfp": "steps of a pipeline are started by it",
+}
+LEAST_SHARED_MEMORY = 512 << 20  # loader processes hand batches through it; a container has 64 MB unless told otherwise
+# MLflow's own patience with a server that does not answer is many minutes.
+IMPATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "15"}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One answer; `warning` is what works otherwise than expected, `unknown` what could not be looked at."""
+
+    name: str
+    status: Literal["ok", "missing", "warning", "unknown", "failed"]
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.name:<10}{self.status:<9}{self.text}"
+
+
+def checks(data: str | None = None) -> Iterator[Check]:
+    """Ask everything, one after the other.
+
+    Args:
+        data: folder or `s3://` place of a data set that must be there.
+    """
+    yield Check("csc", "ok", code_version())
+    yield Check("python", "ok", f"{platform.python_version()} · user {os.getuid()}, group {os.getgid()}")
+    yield from (_package(name, need) for name, need in PACKAGES.items())
+    yield from _devices()
+    yield from (_writable(name, folder) for name, folder in _folders())
+    yield _tracking()
+    if data is not None:
+        yield _data(data)
+
+
+def _package(name: str, need: str) -> Check:
+    for installed in (name, f"{name}-skinny"):  # MLflow's client comes under a name of its own
+        try:
+            return Check(name, "ok", version(installed))
+        except PackageNotFoundError:
+            continue
+    return Check(name, "missing", f"not in this image; {need}")
+
+
+def _devices() -> Iterator[Check]:
+    """GPUs as torch sees them, and the shared memory of loader processes; without torch neither matters."""
+    available = f"{cores()} CPU cores"
+    try:
+        import torch
+    except ModuleNotFoundError:
+        yield Check("device", "ok", available)
+        return
+    except (ImportError, OSError) as error:
+        yield Check("device", "failed", f"torch cannot be loaded ({_line(error)}); build the image anew from its lock")
+        return
+    if torch.cuda.is_available():
+        names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+        yield Check("device", "ok", f"{', '.join(names)} · CUDA {torch.version.cuda} · {available}")
+    elif Path("/dev/nvidiactl").exists():
+        remedy = f"the driver of this node must support CUDA {torch.version.cuda}"
+        yield Check("device", "failed", f"there is a GPU that torch cannot use; {remedy}")
+    else:
+        yield Check("device", "missing", f"no GPU; training runs on {available}")
+    yield _shared_memory()
+
+
+def _shared_memory() -> Check:
+    size = shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0
+    if size >= LEAST_SHARED_MEMORY:
+        return Check("shm", "ok", f"/dev/shm, {size / 1e9:.1f} GB")
+    remedy = "mount a memory volume at /dev/shm (docker run --shm-size 2g)"
+    return Check("shm", "missing", f"/dev/shm has {size / 1e6:.0f} MB, too little for loader processes; {remedy}")
+
+
+def _folders() -> Iterator[tuple[str, Path]]:
+    """Where a step writes besides its outputs: temporary files, and what libraries keep for the next time."""
+    home = Path(os.environ.get("HOME") or "/")
+    yield "temp", Path(os.environ.get("TMPDIR") or "/tmp")
+    yield "home", home
+    yield "cache", local_path(os.environ.get("CSC_CACHE") or os.environ.get("XDG_CACHE_HOME") or home / ".cache")
+
+
+def _writable(name: str, folder: Path) -> Check:
+    there = next(place for place in (folder, *folder.parents) if place.exists())  # the rest is made when needed
+    try:
+        with tempfile.NamedTemporaryFile(dir=there) as file:
+            file.write(b"?")
+            file.flush()
+    except OSError as error:
+        remedy = {"temp": "TMPDIR", "home": "HOME", "cache": "CSC_CACHE"}.get(name, "MLFLOW_TRACKING_URI")
+        return Check(
+            name, "failed", f"{folder}: cannot write ({error.strerror}); set {remedy} to a place that can be written"
+        )
+    return Check(name, "ok", f"{folder} · {shutil.disk_usage(there).free / 1e9:.1f} GB free")
+
+
+def _tracking() -> Check:
+    uri = os.environ.get("MLFLOW_TRACKING_URI")
+    if not uri:
+        return Check("tracking", "missing", "set MLFLOW_TRACKING_URI to the address of an MLflow server")
+    database = Path(uri.removeprefix("sqlite:///"))
+    if uri.startswith("sqlite:///") and not database.is_file():
+        folder = _writable("tracking", database.parent)
+        return folder if folder.status == "failed" else Check("tracking", "ok", f"{database} · will be made")
+    for name, value in IMPATIENCE.items():
+        os.environ.setdefault(name, value)
+    try:
+        from csc.tracking.runs import reach
+
+        return Check("tracking", "ok", reach())
+    except ModuleNotFoundError as error:
+        return Check("tracking", "failed", f"MLFLOW_TRACKING_URI is set, but there is no {error.name} to use it with")
+    except CscError as error:
+        return Check("tracking", "failed", _line(error))
+
+
+def _data(place: str) -> Check:
+    try:
+        if not exists(join(place, "dataset.json")):
+            return Check("data", "failed", f"{place}: can be reached, but has no data set; make one with 'csc ingest'")
+        from csc.data.dataset import Dataset
+
+        dataset = Dataset.open(place)
+    except CscError as error:
+        return Check("data", "failed", _line(error))
+    images = sum(int(split["images"]) for split in dataset.splits.values())
+    return Check("data", "ok", f"{place} · {dataset.name}, {len(dataset.classes)} classes, {images:,} images")
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _cluster_checks(profile: str | None, namespace: str | None) -> Iterator[Check]:
+    from csc.cli.cluster_doctor import cluster_checks
+
+    yield from cluster_checks(profile, namespace)
+
+
+def _arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("--data", metavar="PLACE", help="folder or s3:// place where a data set must be")
+    parser.add_argument(
+        "--cluster", action="store_true", help="look at the cluster of your kubeconfig instead of this machine"
+    )
+    parser.add_argument("--profile", metavar="FILE", help="with --cluster: what must be there, by its names")
+    parser.add_argument("--namespace", help="with --cluster: of the runs (default: the profile's, or kubeflow)")
+
+
+def _asked(arguments: Namespace) -> Iterator[Check]:
+    """The checks that the command line asks for."""
+    of_cluster = arguments.profile is not None or arguments.namespace is not None
+    if of_cluster and not arguments.cluster:
+        raise BadConfig("csc doctor: --profile and --namespace say what to look for in a cluster; add --cluster")
+    if arguments.data is not None and arguments.cluster:
+        raise BadConfig("csc doctor: --data is looked at from this machine; leave out --cluster")
+    if arguments.cluster:
+        return _cluster_checks(arguments.profile, arguments.namespace)
+    return checks(arguments.data)
+
+
+def _doctor(arguments: Namespace) -> int:
+    found = Counter[str]()
+    for check in _asked(arguments):
+        print(check, flush=True)
+        found[check.status] += 1
+    unseen = f"{found['unknown']} could not be looked at" if found["unknown"] else ""
+    if found["failed"]:
+        print(f"{found['failed']} failed" + (f", {unseen}" if unseen else ""))
+        return 1
+    print(f"nothing failed, {unseen}" if unseen else "everything needed is fine")
+    return 0
+
+
+DOCTOR = Command("check what is here: versions, devices, write access, tracking, storage", _arguments, _doctor)

@@ -1,0 +1,33 @@
+"""`csc scenarios` and `csc methods`: what there is."""
+
+from argparse import ArgumentParser, Namespace
+
+from csc.cli.command import Command
+from csc.config import methods
+from csc.scenario import CLASS_COUNTS, PAPER_SCENARIOS, Scenario
+
+__all__ = ["METHODS", "SCENARIOS"]
+
+
+def _no_arguments(parser: ArgumentParser) -> None:
+    del parser
+
+
+def _scenarios(arguments: Namespace) -> int:
+    del arguments
+    for name in ("digits-b0c2", *PAPER_SCENARIOS):
+        scenario = Scenario.parse(name)
+        print(scenario.announcement(CLASS_COUNTS[scenario.dataset]))
+    print("and any other <data set>-b<base classes>c<classes per task>")
+    return 0
+
+
+def _methods(arguments: Namespace) -> int:
+    del arguments
+    for name, description in methods().items():
+        print(f"{name:<10}{description}")
+    return 0
+
+
+METHODS = Command("list the learning methods", _no_arguments, _methods)
+SCENARIOS = Command("list the scenarios and how they cut their classes", _no_arguments, _scenarios)

@@ -1,0 +1,104 @@
+"""`csc serve`: a registered model behind HTTP; `csc.serving.service` says what it answers."""
+
+import os
+import re
+import signal
+import socket
+import tempfile
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from csc.cli.command import Command
+from csc.data.cores import cores
+from csc.errors import BadConfig
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+    from csc.serving.predictor import Predictor
+
+__all__ = ["SERVE"]
+
+STOP_SECONDS = 30  # for requests under way when the server is told to stop
+
+
+def _arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("model", help="models:/NAME@ALIAS, models:/NAME/VERSION or a model folder")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
+    parser.add_argument("--port", type=int, default=8080, help="port to listen on; 0 for a free one (default: 8080)")
+    parser.add_argument("--name", help="name of the model in addresses (default: its name in the registry)")
+    parser.add_argument("--workdir", default="work", metavar="DIR", help="folder of runs and results (default: work)")
+
+
+def _serve(arguments: Namespace) -> int:
+    try:
+        import starlette  # noqa: F401 - that there is one
+        import uvicorn  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise BadConfig(f"csc serve needs {error.name}; install 'csc[train,tracking]'") from None
+    with _listening(arguments.host, arguments.port) as listener:
+        predictor = _load(arguments.model, arguments.workdir)
+        name = arguments.name or _name(arguments.model, predictor)
+        from csc.serving.service import application
+
+        host, port = listener.getsockname()[:2]
+        address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        print(f"{name}, {len(predictor.card.classes)} classes, on {address} (stop with Ctrl-C)", flush=True)
+        _run(application(name, predictor), listener)
+    return 0
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """A socket that listens; the first to find out, before the model is fetched, that a port is taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except (OSError, OverflowError) as error:
+        reason = str(getattr(error, "strerror", None) or error).partition(" (")[0]
+        raise BadConfig(f"cannot listen on {host}, port {port} ({reason}); give another --host or --port") from None
+
+
+def _load(model: str, workdir: str) -> "Predictor":
+    """Load a model and try it once, so that the first request is as quick as the others."""
+    if model.startswith("models:/"):
+        from csc.cli.workdir import tracked_workdir
+
+        tracked_workdir(workdir)
+    import numpy as np
+    import torch
+
+    from csc.serving.predictor import Predictor
+    from csc.tracking.runs import fetch_model
+
+    if not os.environ.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(cores())  # torch counts the cores of the node, not the share of the container
+    with tempfile.TemporaryDirectory(prefix="csc-serve-") as folder:
+        predictor = Predictor(fetch_model(model, Path(folder)))
+    predictor.confidences([np.zeros((predictor.size, predictor.size, 3), np.uint8)])
+    return predictor
+
+
+def _name(model: str, predictor: "Predictor") -> str:
+    """The name in the registry; a folder does not have one, but tells how it would be registered."""
+    if registered := re.fullmatch(r"models:/([^/@]+)[/@].+", model):
+        return registered[1]
+    from csc.tracking.runs import model_name
+
+    return model_name(predictor.card.scenario, predictor.card.method)
+
+
+def _run(app: "Starlette", listener: socket.socket) -> None:
+    """Answer until SIGTERM or Ctrl-C; requests under way are finished first."""
+    import uvicorn
+
+    # Uvicorn passes on a signal when it has stopped. To stop was all that it asked for.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=STOP_SECONDS
+    )
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+SERVE = Command("answer HTTP requests with a registered model", _arguments, _serve)

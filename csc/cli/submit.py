@@ -1,0 +1,139 @@
+"""The command `csc submit`, and what a study that is submitted shares with it."""
+
+import hashlib
+import sys
+import tempfile
+from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from csc.cli.command import Command
+from csc.cli.run import class_count, overrides_of, scenario_arguments
+from csc.config import differences, resolve
+from csc.errors import BadConfig, BadData
+from csc.pipelines.cluster.run import RemoteRun, endpoint_arguments, open_endpoint
+from csc.pipelines.profile import SHIPPED, Profile, read_profile, run_defaults
+from csc.pipelines.window import Window
+from csc.scenario import CLASS_COUNTS, Scenario
+
+if TYPE_CHECKING:
+    from csc.pipelines.cluster.endpoint import Endpoint
+
+__all__ = [
+    "SUBMIT",
+    "check_edited",
+    "check_place",
+    "endpoint_arguments",
+    "open_endpoint",
+    "run_arguments",
+    "send",
+    "warn_of_retries",
+]
+
+
+def _submit_arguments(parser: ArgumentParser) -> None:
+    scenario_arguments(parser, profile="kubeflow")
+    endpoint_arguments(parser)
+    run_arguments(parser)
+
+
+def run_arguments(parser: ArgumentParser) -> None:
+    """Declare under which names a run goes to a cluster, and whether it is followed."""
+    parser.add_argument("--experiment", help="of Kubeflow Pipelines (default: the profile's)")
+    parser.add_argument("--namespace", help="where runs are, if Kubeflow has many users (default: the profile's)")
+    parser.add_argument("--wait", action="store_true", help="tell every change until the run has ended")
+
+
+def _submit(arguments: Namespace) -> int:
+    scenario = Scenario.parse(arguments.scenario)
+    overrides = overrides_of(arguments)
+    config = resolve(scenario.dataset, overrides)
+    profile = read_profile(arguments.profile)
+    check_edited(arguments.profile, profile)
+    data = arguments.data or run_defaults(profile, scenario).get("data")
+    if data is None:
+        raise BadData(f"csc submit {scenario.name}: --data is missing, and the profile has no storage.data")
+    check_place(data)
+    # The place is the cluster's; it is looked at from here only if the number of classes cannot be known otherwise.
+    classes = CLASS_COUNTS.get(scenario.dataset) or class_count(scenario, data)
+    window = Window.parse(arguments.tasks, scenario, classes)
+    endpoint = open_endpoint(arguments, profile)
+    warn_of_retries(arguments, profile)
+    print(scenario.announcement(classes), flush=True)
+    from csc.pipelines.package import check_steps
+    from csc.pipelines.scenario import compile_pipeline, pipeline_name
+
+    check_steps(scenario.name, 5 * (window.last - window.first + 1) + 4)
+
+    name = f"{scenario.name} {config.method} seed {config.seed}" + ("" if window.whole else f" tasks {window}")
+    with tempfile.TemporaryDirectory(prefix="csc-submit-") as folder:
+        package = Path(folder) / "pipeline.yaml"
+        compile_pipeline(scenario, classes, package, overrides, profile, window, on_cluster=True)
+        inputs = {"data": data, "config": differences(scenario.dataset, config)}
+        return send(arguments, endpoint, profile, package, pipeline_name(scenario), name, inputs)
+
+
+def send(
+    arguments: Namespace,
+    endpoint: "Endpoint",
+    profile: Profile,
+    package: Path,
+    pipeline: str,
+    name: str,
+    inputs: Mapping[str, Any],
+) -> int:
+    """Start a run of a compiled pipeline, say where it is, and follow it if that is asked for; return the exit code.
+
+    The version of a pipeline is called after the digest of its package, so that the same package is stored once.
+
+    Args:
+        arguments: of the command line, see `endpoint_arguments` and `run_arguments`.
+        endpoint: where to.
+        profile: of the place.
+        package: the compiled pipeline.
+        pipeline: its name.
+        name: of the run.
+        inputs: run-time arguments of the pipeline.
+    """
+    namespace = arguments.namespace or profile.cluster.namespace
+    experiment = arguments.experiment or profile.cluster.experiment
+    digest = hashlib.sha256(package.read_bytes()).hexdigest()[:16]
+    experiment_id, new = endpoint.experiment(experiment, namespace)
+    print(f"experiment  {experiment} ({'made' if new else 'was there'})", flush=True)
+    pipeline_id, _ = endpoint.pipeline(pipeline, namespace)
+    version_id, uploaded = endpoint.version(pipeline_id, digest, package)
+    print(f"pipeline    {pipeline} · version {digest} ({'uploaded' if uploaded else 'reused'})", flush=True)
+    run_id = endpoint.start(name, experiment_id, pipeline_id, version_id, inputs, profile.cluster.service_account)
+    print(f"run         {endpoint.page(run_id)}", flush=True)
+    remote = RemoteRun(run_id, endpoint, arguments, profile)
+    print(f"status      {remote.command('status')}", flush=True)
+    print(f"stop        {remote.command('stop')}", flush=True)
+    return remote.wait() if arguments.wait else 0
+
+
+def check_edited(name: str, profile: Profile) -> None:
+    """Refuse to send what only exists as an example."""
+    for kind, image in (("cpu", profile.images.cpu), ("train", profile.images.train)):
+        if "example.com/" in image or image.endswith("0" * 64):
+            file = SHIPPED.get(name, name)
+            raise BadConfig(f"{file}: images.{kind} is an example; copy the file, name your images, and give --profile")
+
+
+def warn_of_retries(arguments: Namespace, profile: Profile) -> None:
+    """Say if the cluster, as far as it can be seen from here, tries steps again otherwise than the profile expects."""
+    from csc.cli.cluster_doctor import retry_warning
+
+    if warning := retry_warning(profile, arguments.namespace or ""):
+        print(f"csc: {warning}", file=sys.stderr)
+
+
+def check_place(data: str) -> None:
+    """Refuse a place that means another one on the cluster than here."""
+    if not data.startswith(("/", "s3://")):
+        raise BadData(
+            f"--data {data}: expected a place that the cluster knows, an s3:// one or a whole path on a volume"
+        )
+
+
+SUBMIT = Command("run a scenario on a Kubeflow cluster", _submit_arguments, _submit)

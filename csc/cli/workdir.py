@@ -1,0 +1,32 @@
+"""The work folder: where runs of this machine, their results and their database are."""
+
+import os
+from argparse import ArgumentParser
+from pathlib import Path
+
+from csc.errors import BadData
+from csc.storage import local_path
+
+__all__ = ["tracked_workdir", "use_workdir", "workdir_argument"]
+
+
+def workdir_argument(parser: ArgumentParser) -> None:
+    """Declare `--workdir`."""
+    parser.add_argument("--workdir", default="work", metavar="DIR", help="folder of runs and results (default: work)")
+
+
+def use_workdir(workdir: str) -> Path:
+    """Point tracking at the database of a work folder, unless the environment names a server."""
+    folder = local_path(workdir).absolute()
+    if not os.environ.get("MLFLOW_TRACKING_URI"):  # set to nothing is as good as not set
+        os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder / 'mlflow.db'}"
+    return folder
+
+
+def tracked_workdir(workdir: str) -> str:
+    """The tracking address of a work folder that has runs."""
+    folder = use_workdir(workdir)
+    uri = os.environ["MLFLOW_TRACKING_URI"]
+    if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).is_file():
+        raise BadData(f"{folder}: no runs there yet; make some with 'csc run digits-b0c2'")
+    return uri

@@ -1,0 +1,1 @@
+"""From annotations and images to a data set."""

@@ -1,0 +1,1 @@
+"""Several processes, on one node or several, that train or score as one."""

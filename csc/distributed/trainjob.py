@@ -1,0 +1,406 @@
+"""Training on several nodes: a TrainJob of the Kubeflow Trainer does what otherwise the step's own process does.
+
+With `train.nodes` above 1 the step hands its inputs to the nodes in a folder that both can see, starts the job, waits,
+and takes the model from there:
+
+    <checkpoints>/<job>/  arguments.json · split · train_view · prior · model/ · error.json (if it was refused)
+
+So `checkpoints` must be on a volume of the step that many pods may write (ReadWriteMany); the nodes mount the same
+volumes at the same places. The images must be on such a volume too, or in an object store. Image, service account, pull
+secrets and user (with all of the security context) are those of the step's own pod; resources, environment, volumes and
+placement are those of its task, which the pipeline passes on. Secrets go by reference, never by value.
+
+The job's name says which run and task it is, and from which model. A step that is tried again finds the job of the try
+before: it waits for one that runs, and replaces one that failed, which then goes on from its checkpoint; one that is
+being deleted it lets go first. A finished job is deleted; a failed one is left for its logs to be read, until the next
+try. An API server that does not answer for a while is asked again. Needs Kubeflow Trainer 2.2 or later.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from csc.config.schema import Train
+from csc.errors import BadConfig, CscError, Unavailable
+from csc.scenario import Task
+from csc.storage import atomic_folder, local_path, write_json
+
+__all__ = ["Cluster", "ClusterError", "job_name", "stage", "train_job", "train_on_nodes"]
+
+API = {"group": "trainer.kubeflow.org", "version": "v1alpha1", "plural": "trainjobs"}
+RUNTIME = "torch-distributed"
+NODE = "node"  # how the runtime calls its job and its container
+UNBUFFERED = {"name": "PYTHONUNBUFFERED", "value": "1"}
+INPUTS = ("split", "train_view", "prior")
+PLUGIN = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_ID", "MLFLOW_RUN_ID", "MLFLOW_WORKSPACE")
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+POLL_SECONDS = 10.0
+PATIENCE = 30  # looks in a row that may be in vain
+# For loader processes; of the volumes of a step Kubeflow passes on only those that outlive a pod.
+SHARED_MEMORY = {"name": "shm", "emptyDir": {"medium": "Memory"}}
+Pod = Mapping[str, Any]  # fields of kfp's TaskConfig: resources, env, volumes, volume_mounts, node_selector, …
+
+
+class ClusterError(CscError):
+    """The cluster cannot run the job, or the job failed."""
+
+
+class Unanswered(ClusterError, Unavailable):
+    """The cluster did not answer, which may pass."""
+
+
+def train_on_nodes(
+    arguments: Mapping[str, str],
+    settings: Train,
+    task: Task,
+    key: str,
+    pod: Pod,
+    cluster: "Cluster | None" = None,
+) -> None:
+    """Run the train step with these arguments as a TrainJob and wait for its model.
+
+    Args:
+        arguments: of the step.
+        settings: how many nodes, and processes on each.
+        task: names the job to people.
+        key: identifies the run and the model that it continues; two tries of one task have the same.
+        pod: what the pipeline says of the step's pod, by the names of kfp's TaskConfig; nothing outside a cluster.
+        cluster: where the job runs; the cluster that this pod is part of if not given.
+    """
+    cluster = cluster or Cluster.here(settings.nodes)
+    name = job_name(key, task)
+    folder = _shared_place(arguments["checkpoints"], pod, settings.nodes) / name
+    job = _Job(cluster, name, folder, f"task {task.index}/{task.total} · job {name}")
+    with job.ended_with_us():
+        if not job.found():
+            stage(arguments, folder)
+            job.start(train_job(name, folder, settings, pod, cluster.own_pod()))
+        job.wait()
+    with atomic_folder(Path(arguments["out"])) as aside:
+        shutil.copytree(job.model(), aside, dirs_exist_ok=True)
+    cluster.delete(name)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def job_name(key: str, task: Task) -> str:
+    """The name of a task's job: short, as the names of its pods are longer, and the same for every try."""
+    return f"csc-{key}-task-{task.index:02d}"
+
+
+def stage(arguments: Mapping[str, str], folder: Path) -> None:
+    """Put the step's inputs into a folder that the nodes can read, with arguments that name the places there."""
+    with atomic_folder(folder) as aside:
+        staged = {**arguments, "out": str(folder / "model")}
+        for name in INPUTS:
+            if arguments[name]:
+                shutil.copyfile(arguments[name], aside / name)
+                staged[name] = str(folder / name)
+        write_json(aside / "arguments.json", staged)
+
+
+def train_job(name: str, folder: Path, settings: Train, pod: Pod, own: Mapping[str, Any]) -> dict[str, Any]:
+    """The TrainJob that runs the train step with the arguments in a folder.
+
+    Args:
+        name: of the job.
+        folder: made by `stage`, on a volume that all nodes mount.
+        settings: how many nodes, and processes on each.
+        pod: what the pipeline says of the step's pod.
+        own: spec of the step's pod, for its image, pull secrets, service account and security contexts.
+    """
+    container = next((item for item in own["containers"] if item["name"] == "main"), own["containers"][0])
+    trainer = {
+        "image": container["image"],
+        # torchrun: the runtime tells it by its environment how many nodes and processes there are, and where they meet
+        "command": ["python", "-m", "torch.distributed.run", "-m", "csc.distributed.group"],
+        "args": ["csc.steps.train:learn", str(folder / "arguments.json")],
+        "numNodes": settings.nodes,
+        "numProcPerNode": _processes_per_node(settings, pod),
+        "env": list({item["name"]: item for item in [UNBUFFERED, *_injected(), *(pod.get("env") or [])]}.values()),
+        "resourcesPerNode": pod.get("resources"),
+    }
+    process = {
+        "name": NODE,
+        "securityContext": container.get("securityContext"),
+        "volumeMounts": [*(pod.get("volume_mounts") or []), {"name": SHARED_MEMORY["name"], "mountPath": "/dev/shm"}],
+    }
+    spec = {
+        "serviceAccountName": own.get("serviceAccountName"),
+        "imagePullSecrets": own.get("imagePullSecrets"),
+        "securityContext": own.get("securityContext"),
+        "volumes": [*(pod.get("volumes") or []), SHARED_MEMORY],
+        "containers": [_present(process)],
+        "nodeSelector": pod.get("node_selector"),
+        "affinity": pod.get("affinity"),
+        "tolerations": pod.get("tolerations"),
+    }
+    template = {
+        "metadata": {"labels": {"sidecar.istio.io/inject": "false"}},  # a sidecar would outlive the training
+        "spec": _present(spec),
+    }
+    node = {"name": NODE, "template": {"spec": {"template": template}}}
+    patch = {"manager": "csc/train", "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [node]}}}}
+    return {
+        "apiVersion": f"{API['group']}/{API['version']}",
+        "kind": "TrainJob",
+        "metadata": {"name": name, "labels": {"app.kubernetes.io/part-of": "csc"}},
+        "spec": {"runtimeRef": {"name": RUNTIME}, "trainer": _present(trainer), "runtimePatches": [patch]},
+    }
+
+
+def _injected() -> list[dict[str, str]]:
+    """What KFP's MLflow plugin has put into this container, of which the pipeline knows nothing; no login among it."""
+    found = {name: os.environ.get(name, "") for name in PLUGIN}
+    return [{"name": name, "value": value} for name, value in found.items() if value and "@" not in value]
+
+
+def _present(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value}
+
+
+def _processes_per_node(settings: Train, pod: Pod) -> int:
+    """As many as the settings say; otherwise one for each GPU that a node is given, and one on the CPU."""
+    if settings.processes != "auto":
+        return settings.processes
+    resources = pod.get("resources") or {}
+    given = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
+    return max(sum(int(amount) for name, amount in given.items() if "gpu" in name), 1)
+
+
+def _shared_place(checkpoints: str, pod: Pod, nodes: int) -> Path:
+    """The folder of checkpoints, if the nodes can see it, as far as can be told from here."""
+    wanted = f"train.nodes={nodes}: needs 'checkpoints' on a volume of the step that many pods may write"
+    if not checkpoints:
+        raise BadConfig(f"{wanted}; it is not set")
+    place = local_path(checkpoints)
+    mounts = [mount for mount in pod.get("volume_mounts") or [] if place.is_relative_to(mount["mountPath"])]
+    if not mounts:
+        raise BadConfig(f"{wanted}; {checkpoints} is on none")
+    name = max(mounts, key=lambda mount: len(mount["mountPath"]))["name"]
+    volume: Mapping[str, Any] = next((volume for volume in pod.get("volumes") or [] if volume["name"] == name), {})
+    if volume.keys() & {"emptyDir", "ephemeral"}:
+        raise BadConfig(f"{wanted}; {checkpoints} is on '{name}', which each pod has for itself")
+    return place
+
+
+@dataclass(frozen=True)
+class _State:
+    """Where a TrainJob stands."""
+
+    text: str
+    complete: bool = False
+    failed: bool = False
+
+
+def _state(job: Mapping[str, Any]) -> _State:
+    status = job.get("status") or {}
+    true = {item["type"]: item for item in status.get("conditions") or [] if item["status"] == "True"}
+    if "Complete" in true:
+        return _State("complete", complete=True)
+    if "Failed" in true:
+        reason = true["Failed"].get("message") or true["Failed"].get("reason") or "no reason given"
+        return _State(f"failed ({' '.join(reason.split())})", failed=True)
+    if "Suspended" in true:
+        return _State("queued")
+    ready = any(item["name"] == NODE and item.get("ready") for item in status.get("jobsStatus") or [])
+    return _State("running" if ready else "waiting for its nodes")
+
+
+@dataclass
+class _Job:
+    """One TrainJob from its start to its end."""
+
+    cluster: "Cluster"
+    name: str
+    folder: Path
+    title: str
+    shown: str = ""
+
+    def say(self, text: str) -> None:
+        """Print a state, unless it was the last one printed."""
+        if text != self.shown:
+            self.shown = text
+            print(f"{self.title} · {text}", flush=True)
+
+    def found(self) -> bool:
+        """Whether an earlier try has left a job to wait for; one that came to nothing is cleared away."""
+        job = self.cluster.get(self.name)
+        if job is None:
+            return False
+        state = _state(job)
+        if job["metadata"].get("deletionTimestamp"):  # it is there until its pods are gone, and says what it said
+            self.say("being deleted since an earlier try; starting again")
+        elif state.failed or (state.complete and not (self.folder / "model").is_dir()):
+            self.say(f"{state.text}; starting again")
+            self.cluster.delete(self.name)
+        else:
+            self.say("found from an earlier try")
+            return True
+        self._let_go()
+        return False
+
+    def _let_go(self) -> None:
+        """Wait until a job that is being deleted is gone, and its name is free."""
+        for _ in range(PATIENCE):
+            if self.cluster.get(self.name) is None:
+                return
+            self.cluster.pause(POLL_SECONDS)
+        raise ClusterError(
+            f"job {self.name}: is being deleted and does not go; see what keeps its pods, then try again"
+        )
+
+    def start(self, manifest: Mapping[str, Any]) -> None:
+        """Create the job."""
+        self.cluster.create(manifest)
+        trainer = manifest["spec"]["trainer"]
+        self.say(f"started on {trainer['numNodes']} nodes with {trainer['numProcPerNode']} processes each")
+
+    def wait(self) -> None:
+        """Follow the job to its end; raise if it failed."""
+        while not (state := self._look()).complete:
+            if state.failed:
+                logs = f"kubectl logs -n {self.cluster.namespace} -l jobset.sigs.k8s.io/jobset-name={self.name}"
+                raise ClusterError(f"job {self.name}: {state.text}; its logs: {logs}")
+            self.cluster.pause(POLL_SECONDS)
+
+    def model(self) -> Path:
+        """The folder that a finished job has written; a shared volume may take a moment to show it."""
+        folder = self.folder / "model"
+        for _ in range(PATIENCE):
+            if folder.is_dir():
+                return folder
+            self.cluster.pause(POLL_SECONDS)
+        raise ClusterError(f"job {self.name}: its model is not in {folder}; the nodes must share that volume")
+
+    def _look(self) -> _State:
+        self._pass_on_refusal()
+        job = self.cluster.get(self.name)
+        if job is None:
+            raise ClusterError(f"job {self.name}: somebody deleted it; try the step again")
+        state = _state(job)
+        self.say(state.text)
+        return state
+
+    def _pass_on_refusal(self) -> None:
+        """Raise what a process on a node refused to do; without its job, which would be tried again in vain."""
+        refusal = self.folder / "error.json"
+        if refusal.is_file():
+            from csc.distributed.group import raise_error
+
+            self.cluster.delete(self.name)
+            raise_error(refusal)
+
+    @contextlib.contextmanager
+    def ended_with_us(self) -> Iterator[None]:
+        """Delete the job if the step is told to stop, as when a person ends the run; its checkpoint stays."""
+
+        def stop(number: int, frame: object) -> None:
+            raise SystemExit(128 + number)
+
+        before = signal.getsignal(signal.SIGTERM)
+        with contextlib.suppress(ValueError):  # only the main thread hears signals
+            signal.signal(signal.SIGTERM, stop)
+        try:
+            yield
+        except (KeyboardInterrupt, SystemExit):
+            with contextlib.suppress(ClusterError):
+                self.cluster.delete(self.name)
+            raise
+        finally:
+            with contextlib.suppress(ValueError):
+                signal.signal(signal.SIGTERM, before)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The Kubernetes API in the step's namespace, as far as its service account may use it.
+
+    Every call may be repeated: it reads, or names the one job that it makes or deletes.
+    """
+
+    objects: Any  # kubernetes.client.CustomObjectsApi
+    pods: Any  # kubernetes.client.CoreV1Api
+    namespace: str
+    pause: Callable[[float], None] = time.sleep
+
+    @classmethod
+    def here(cls, nodes: int) -> "Cluster":
+        """The cluster that this pod is part of."""
+        try:
+            from kubernetes import client, config
+
+            config.load_incluster_config()
+        except Exception as error:  # the package is not there, or this is no pod
+            raise BadConfig(
+                f"train.nodes={nodes}: several nodes need a Kubeflow cluster ({error}); "
+                "on one machine set train.nodes=1 and train.processes"
+            ) from None
+        return cls(client.CustomObjectsApi(), client.CoreV1Api(), (ACCOUNT / "namespace").read_text().strip())
+
+    def own_pod(self) -> dict[str, Any]:
+        """The spec of the pod that this process runs in."""
+        name = os.environ.get("KFP_POD_NAME") or socket.gethostname()
+        answer = self._ask(f"read pod {name}", self.pods.read_namespaced_pod, name, _preload_content=False)
+        spec: dict[str, Any] = json.loads(answer.data)["spec"]
+        return spec
+
+    def get(self, name: str) -> dict[str, Any] | None:
+        """A job, if it is there."""
+        call = self.objects.get_namespaced_custom_object
+        job: dict[str, Any] | None = self._ask(f"read TrainJob {name}", call, name=name, nothing=404, **API)
+        return job
+
+    def create(self, manifest: Mapping[str, Any]) -> None:
+        """Create a job, unless it has come to be there meanwhile."""
+        call, what = self.objects.create_namespaced_custom_object, f"create TrainJob {manifest['metadata']['name']}"
+        self._ask(what, call, body=manifest, nothing=409, **API)
+
+    def delete(self, name: str) -> None:
+        """Delete a job and its pods, if it is there."""
+        call = self.objects.delete_namespaced_custom_object
+        self._ask(f"delete TrainJob {name}", call, name=name, propagation_policy="Foreground", nothing=404, **API)
+
+    def _ask(self, what: str, call: Callable[..., Any], *names: str, nothing: int = 0, **options: Any) -> Any:
+        """The API's answer, which may take a while; none if it has the status `nothing`."""
+        for _ in range(PATIENCE):
+            with contextlib.suppress(Unanswered):
+                return self._ask_once(what, call, *names, nothing=nothing, **options)
+            self.pause(POLL_SECONDS)
+        return self._ask_once(what, call, *names, nothing=nothing, **options)
+
+    def _ask_once(self, what: str, call: Callable[..., Any], *names: str, nothing: int, **options: Any) -> Any:
+        """The API's answer, or none if it has the status `nothing`; any other refusal in one line."""
+        from kubernetes.client import ApiException
+        from urllib3.exceptions import HTTPError
+
+        try:
+            return call(*names, namespace=self.namespace, **options)
+        except ApiException as error:
+            if error.status == nothing:
+                return None
+            kind = Unanswered if error.status == 429 or not 0 < error.status < 500 else ClusterError
+            hint = _HINTS.get(error.status, "")
+            raise kind(f"cannot {what} in namespace {self.namespace}: {_reason(error)}{hint}") from None
+        except HTTPError as error:
+            raise Unanswered(f"cannot {what} in namespace {self.namespace}: no answer ({error})") from None
+
+
+_HINTS = {
+    403: "; let the service account of the step get, create and delete trainjobs.trainer.kubeflow.org, and get pods",
+    404: "; install Kubeflow Trainer 2.2 or later",
+}
+
+
+def _reason(error: Any) -> str:
+    """What the API says itself, else the name of the status."""
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        return " ".join(str(json.loads(error.body)["message"]).split())
+    return f"{error.status} {error.reason}"

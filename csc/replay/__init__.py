@@ -1,0 +1,1 @@
+"""What is kept of earlier tasks, and how it is chosen."""

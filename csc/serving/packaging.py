@@ -1,0 +1,122 @@
+"""Wrap a model folder so that MLflow can use it on its own: weights, card, and our code.
+
+MLmodel             what it is, takes and gives, and how to load it: `csc.serving.pyfunc`, from the code beside it
+data/model/         the model folder
+code/csc/           as much of this library as it takes to load and predict
+requirements.txt    what it needs, at the versions it was trained with; conda.yaml and python_env.yaml say the same
+input_example.json  an image as base64; serving_input_example.json is a whole request to `mlflow models serve`
+
+`mlflow.pyfunc.save_model` writes the same files, but imports much of MLflow and compares the requirements with every
+package that is installed, which takes longer than all the rest of registering.
+"""
+
+import datetime
+import json
+import platform
+import shutil
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import yaml
+
+from csc.model import ModelCard, read_card
+from csc.storage import read_json
+
+__all__ = ["installed", "package_model"]
+
+# Every file is a request of its own on its way through a tracking server, so nothing comes along that is not used.
+CODE = (
+    *(f"{name}.py" for name in ("__init__", "errors", "model", "scenario", "storage")),
+    *(f"serving/{name}.py" for name in ("__init__", "predictor", "pyfunc")),
+    "config/*.py",
+    "config/presets/*.yaml",
+    "nets/*.py",
+    "methods/config/*.yaml",
+)
+# A grey PNG of 8 × 8 pixels.
+EXAMPLE = "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAAAAADhZOFXAAAAEElEQVR42mNsYIAAJgaKGAAmCACQtTEKkQAAAABJRU5ErkJggg=="
+REQUIREMENTS = ("torch", "torchvision", "timm", "safetensors", "pyarrow", "pyyaml", "pillow", "pandas")
+
+
+def installed() -> dict[str, str]:
+    """The versions in this environment of what a model needs; training notes them, as packaging may have no torch."""
+    return {name: number for name in REQUIREMENTS if (number := _version(name))}
+
+
+def package_model(model: Path, package: Path) -> None:
+    """Make a package that `mlflow.pyfunc.load_model` can load.
+
+    Args:
+        model: model folder.
+        package: folder to make.
+    """
+    python = platform.python_version()
+    mlflow = _version("mlflow") or _version("mlflow-skinny")  # images of steps have only the client
+    versions = installed() | read_json(model / "training.json").get("packages", {})
+    requirements = [_pinned("mlflow", mlflow), *(_pinned(name, versions.get(name, "")) for name in REQUIREMENTS)]
+    conda = ["python=" + python, "pip", {"pip": requirements}]
+    build = ["pip", "setuptools", "wheel"]
+    shutil.copytree(model, package / "data" / "model")
+    library = Path(__file__).parents[1]
+    for path in (path for pattern in CODE for path in library.glob(pattern)):
+        target = package / "code" / "csc" / path.relative_to(library)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+    _write(package / "conda.yaml", {"name": "mlflow-env", "channels": ["conda-forge"], "dependencies": conda})
+    _write(
+        package / "python_env.yaml",
+        {"python": python, "build_dependencies": build, "dependencies": ["-r requirements.txt"]},
+    )
+    (package / "requirements.txt").write_text("".join(f"{line}\n" for line in requirements), encoding="utf-8")
+    (package / "input_example.json").write_text(json.dumps([EXAMPLE]), encoding="utf-8")
+    (package / "serving_input_example.json").write_text(json.dumps({"inputs": [EXAMPLE]}), encoding="utf-8")
+    function = {
+        "code": "code",
+        "config": {"read_files": True},
+        "data": "data/model",
+        "env": {"conda": "conda.yaml", "virtualenv": "python_env.yaml"},
+        "loader_module": "csc.serving.pyfunc",
+        "python_version": python,
+    }
+    described = {
+        "flavors": {"python_function": function},
+        "saved_input_example_info": {
+            "artifact_path": "input_example.json",
+            "serving_input_path": "serving_input_example.json",
+            "type": "json_object",
+        },
+        "signature": _signature(read_card(model)),
+        "mlflow_version": mlflow,
+        "model_size_bytes": sum(path.stat().st_size for path in package.rglob("*") if path.is_file()),
+        "utc_time_created": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S.%f"),
+    }
+    _write(package / "MLmodel", described)
+
+
+def _signature(card: ModelCard) -> dict[str, str | None]:
+    """Text in, a confidence per class out, as MLflow writes it.
+
+    The column that comes in has no name: with one, MLflow would refuse a plain list of images.
+    """
+    columns = [{"type": "float", "name": name, "required": True} for name in card.classes]
+    return {
+        "inputs": json.dumps([{"type": "string", "required": True}]),
+        "outputs": json.dumps(columns),
+        "params": None,
+    }
+
+
+def _write(path: Path, content: dict[str, object]) -> None:
+    path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+
+
+def _version(name: str) -> str:
+    """The version of a package in this environment; empty if it is not here."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def _pinned(name: str, number: str) -> str:
+    return f"{name}=={number}" if number else name

@@ -1,0 +1,117 @@
+"""What a compiled pipeline says about the steps of its runs: what people call them, and the template of their pods."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from csc.pipelines.cluster.terminal import printable
+from csc.pipelines.cluster.workflow import Key
+
+__all__ = ["Spec", "loops", "pod_template", "step_keys", "title_of"]
+
+Spec = Mapping[str, Any]  # both documents of a compiled pipeline: the pipeline's own keys, and `platforms`
+Task = Mapping[str, Any]
+
+
+def title_of(key: Key, spec: Spec) -> str:
+    """What people call a step: its task, and in a study the run that it belongs to, before its name.
+
+    Without a pipeline the names in the workflow are all there is.
+    """
+    if not spec:
+        return printable(" · ".join(key[1:]) or key[-1])
+    parts = []
+    loop: Task = {}
+    for name, task in _walk(key, spec):
+        called = str(task.get("taskInfo", {}).get("name", ""))
+        if "parameterIterator" in task:
+            loop = task
+            parts.append(called)
+        elif turn := re.search(r"\((\d+):", name):
+            parts.append(_turn(loop, int(turn[1])))
+        elif number := re.fullmatch(r"task-(\d+)", called):
+            parts.append(f"task {int(number[1])}")
+        elif task and name == key[-1]:
+            parts.append(name)
+    return printable(" · ".join(parts) or key[-1])
+
+
+def step_keys(spec: Spec) -> list[Key]:
+    """The keys of all steps, those of the second task before those of the tenth."""
+    return sorted(_steps_below(("root",), spec.get("root", {}), spec), key=_numbers)
+
+
+def loops(spec: Spec) -> Iterator[tuple[str, list[str]]]:
+    """The loops of a study: the scenario of each, and the settings of its runs as JSON."""
+    for component in (spec.get("root", {}), *spec.get("components", {}).values()):
+        for task in component.get("dag", {}).get("tasks", {}).values():
+            if "parameterIterator" in task:
+                yield str(task.get("taskInfo", {}).get("name", "")), _items(task)
+
+
+def pod_template(key: Key, spec: Spec, driver: bool = False) -> str:
+    """The template that Kubeflow's compiler makes the pods of a step from.
+
+    Args:
+        key: of the step.
+        spec: its pipeline.
+        driver: whether the pod is that of its driver.
+    """
+    tasks = [task for _, task in _walk(key, spec)]
+    task = tasks[-1] if tasks else {}
+    label = _component(task, spec).get("executorLabel")
+    if driver:
+        return f"system-{'container' if label else 'dag'}-driver"
+    template = "retry-system-container-impl" if task.get("retryPolicy") else "system-container-impl"
+    executors = spec.get("platforms", {}).get("kubernetes", {}).get("deploymentSpec", {}).get("executors", {})
+    metadata = executors.get(label, {}).get("podMetadata")
+    if metadata is None:
+        return template
+    return f"metadata-{len(metadata.get('annotations', {}))}-{len(metadata.get('labels', {}))}-{template}"
+
+
+def _walk(key: Key, spec: Spec) -> Iterator[tuple[str, Task]]:
+    """The names of a key below the root, each with its task; what loops and exit handlers add has none."""
+    inside = spec.get("root", {}).get("dag", {}).get("tasks", {})
+    for name in key[1:]:
+        task = inside.get(name, {})
+        yield name, task
+        if task:
+            inside = _component(task, spec).get("dag", {}).get("tasks", {})
+
+
+def _component(task: Task, spec: Spec) -> Mapping[str, Any]:
+    component: Mapping[str, Any] = spec.get("components", {}).get(task.get("componentRef", {}).get("name"), {})
+    return component
+
+
+def _steps_below(key: Key, component: Mapping[str, Any], spec: Spec) -> Iterator[Key]:
+    for name, task in component.get("dag", {}).get("tasks", {}).items():
+        inner = _component(task, spec)
+        if "dag" in inner:
+            yield from _steps_below((*key, name), inner, spec)
+        else:
+            yield (*key, name)
+
+
+def _turn(loop: Task, index: int) -> str:
+    """What people call one turn of a study's loop: its method and seed."""
+    try:
+        settings = json.loads(_items(loop)[index])
+        return f"{settings['method']} seed {settings['seed']}"
+    except (ValueError, KeyError, TypeError, IndexError):
+        return f"run {index + 1}"
+
+
+def _items(loop: Task) -> list[str]:
+    try:
+        items = json.loads(loop["parameterIterator"]["items"]["raw"])
+    except (ValueError, KeyError, TypeError):
+        return []
+    return [str(item) for item in items] if isinstance(items, list) else []
+
+
+def _numbers(key: Key) -> list[tuple[str, int]]:
+    found = (re.fullmatch(r"(.*?)(?:-(\d+))?", name) for name in key)
+    return [(name[1], int(name[2] or 0)) for name in found if name]

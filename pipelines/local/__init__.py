@@ -1,0 +1,1 @@
+"""Runs of compiled pipelines on this machine."""
