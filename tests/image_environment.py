@@ -32,7 +32,9 @@ def image_python(kind: str) -> Path:
     lock = (ROOT / "requirements" / f"{kind}-image.txt").read_text()
     kfp = re.search(r"^kfp==.*$", (ROOT / "requirements" / "pipelines.txt").read_text(), re.MULTILINE)
     assert kfp is not None
-    mark = hashlib.sha256("\n".join([lock, kfp[0], sys.version, Path(__file__).read_text()]).encode()).hexdigest()[:12]
+    ours = distribution("csc").read_text("RECORD") or ""
+    facts = [lock, kfp[0], ours, sys.version, Path(__file__).read_text()]
+    mark = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:12]
     folder = ROOT / f".venv-{kind}-image"
     if not (folder / mark).is_file():
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""A small Kubeflow Pipelines server: the v2beta1 calls that `csc` uses, over HTTP, as strict as the real one.
+"""A small Kubeflow Pipelines server: the v2beta1 calls that `csc` and `kfp` use, over HTTP, as strict as the real one.
 
 It refuses what the cluster would refuse: a wrong token, a pipeline that does not parse against the protobuf schema,
 arguments that the pipeline does not declare, ids that do not exist. Runs move on one step each time somebody looks, and
@@ -26,6 +26,7 @@ from tests.kfp_nodes import EPOCH, Scene, Workflow, pipeline_tree, stamp
 
 API = "/apis/v2beta1"
 MAX_UPLOAD = 32 << 20
+EQUALS = ("EQUALS", 1)  # kfp sends the number of the operation
 TOKEN = "a-token-nobody-may-see"
 COOKIE = "oauth2_proxy_kubeflow=a-cookie-nobody-may-see"
 TYPES = {"STRING": str, "NUMBER_INTEGER": int, "NUMBER_DOUBLE": (int, float), "BOOLEAN": bool}
@@ -116,6 +117,8 @@ class KfpServer:
 
     def _looked_up(self, part: list[str], request: "_Request") -> dict[str, Any] | None:
         match part:
+            case ["healthz"]:
+                return {"multi_user": self.multi_user}
             case ["experiments"]:
                 return self._listed("experiments", self.experiments, request)
             case ["pipelines"]:
@@ -180,7 +183,7 @@ class KfpServer:
         if self.multi_user and name != "pipeline_versions" and not namespace:
             raise Refused(400, "Invalid input error: namespace is empty")
         (predicate,) = json.loads(request.query["filter"])["predicates"]
-        if set(predicate) != {"operation", "key", "stringValue"} or predicate["operation"] != "EQUALS":
+        if set(predicate) != {"operation", "key", "stringValue"} or predicate["operation"] not in EQUALS:
             raise Refused(400, f"Invalid filter: {predicate}")
         found = [
             one
@@ -206,11 +209,8 @@ class KfpServer:
         content = request.file("uploadfile")
         if len(content) > MAX_UPLOAD:
             raise Refused(400, "the pipeline is larger than 32 MiB")
-        documents = list(yaml.safe_load_all(content))
-        try:
-            parse_strictly(documents)
-        except (json_format.ParseError, ValueError) as error:
-            raise Refused(400, f"Failed to parse the pipeline: {error}") from None
+        documents = list(yaml.load_all(content, yaml.CSafeLoader))
+        check_pipeline(documents)
         name = request.query["name"]
         if any((one["pipeline_id"], one["name"]) == (pipeline["pipeline_id"], name) for one in self.versions.values()):
             raise Refused(409, "Already exist error: the version")
@@ -235,20 +235,31 @@ class KfpServer:
             raise Refused(404, f"ResourceNotFoundError: {version} not found")
         return found
 
+    def _version_of(self, run: dict[str, Any]) -> dict[str, Any]:
+        """The version that a run names, or the run itself, which then carries its pipeline under the same key."""
+        if (reference := run.get("pipeline_version_reference")) is None:
+            return run
+        return self._version(reference["pipeline_id"], reference["pipeline_version_id"])
+
     def _started(self, wanted: dict[str, Any]) -> dict[str, Any]:
         unknown = set(wanted) - {
             "display_name",
             "experiment_id",
+            "pipeline_spec",
             "pipeline_version_reference",
             "runtime_config",
             "service_account",
         }
-        if unknown:
-            raise Refused(400, f"Invalid input error: {sorted(unknown)}")
+        if unknown or ("pipeline_spec" in wanted) == ("pipeline_version_reference" in wanted):
+            raise Refused(400, f"Invalid input error: {sorted(unknown) or 'one pipeline is needed'}")
         self._get(self.experiments, wanted["experiment_id"])
-        reference = wanted["pipeline_version_reference"]
-        version = self._version(reference["pipeline_id"], reference["pipeline_version_id"])
-        check_arguments(spec_of(version), wanted["runtime_config"]["parameters"])
+        version = self._version_of(wanted)
+        if version is wanted:
+            content = wanted["pipeline_spec"]
+            check_pipeline(
+                [content["pipeline_spec"], content["platform_spec"]] if "platform_spec" in content else [content]
+            )
+        check_arguments(spec_of(version), wanted["runtime_config"].get("parameters", {}))
         run_id = str(uuid.uuid4())
         times = {"created_at": stamp(0), "scheduled_at": stamp(0), "finished_at": EPOCH}
         run = {**wanted, "run_id": run_id, "storage_state": "AVAILABLE", **times, "state": "PENDING"}
@@ -263,8 +274,7 @@ class KfpServer:
             return run
         if progress.stopped:
             return run | {"state": "CANCELED", "finished_at": stamp(progress.begun)}
-        version = self.versions[run["pipeline_version_reference"]["pipeline_version_id"]]
-        root = pipeline_tree(spec_of(version))
+        root = pipeline_tree(spec_of(self._version_of(run)))
         counted = list(_counted(step.key[-1] for step in root.steps()))
         failing = counted.index(self.fails_at) if self.fails_at in counted else None
         last = len(counted) + 1 if failing is None else failing + 2
@@ -318,8 +328,16 @@ class Progress:
     workflow: Workflow | None = None
 
 
+def check_pipeline(documents: list[dict[str, Any]]) -> None:
+    """Refuse a pipeline that the cluster could not parse."""
+    try:
+        parse_strictly(documents)
+    except (json_format.ParseError, ValueError) as error:
+        raise Refused(400, f"Failed to parse the pipeline: {error}") from None
+
+
 def spec_of(version: dict[str, Any]) -> dict[str, Any]:
-    """The pipeline of a version, without the document of the platform."""
+    """The pipeline of a version, or of a run that carries its own, without the document of the platform."""
     content: dict[str, Any] = version["pipeline_spec"]
     return dict(content.get("pipeline_spec", content))
 

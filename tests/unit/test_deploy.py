@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 EXAMPLE = "secrets.example.yaml"
 SERVING = ("inference-service.yaml", "serving.yaml")  # of a model, which must be there first
+JOBS = ("doctor.yaml", "volume-owner.yaml")  # that are run by hand
 MANIFESTS = sorted(path.name for path in DEPLOY.glob("*.yaml") if path.name != "kustomization.yaml")
 PROFILES = ("kubeflow", "kubeflow-airgapped")
 VERSIONS = ("1.27", "1.32", "1.36")
@@ -89,7 +90,7 @@ def test_a_mistake_would_be_seen():
 
 def test_all_but_the_example_and_the_servers_of_models_is_applied():
     (kustomization,) = documents("kustomization.yaml")
-    assert {*kustomization["resources"], EXAMPLE, *SERVING} == set(MANIFESTS)
+    assert {*kustomization["resources"], EXAMPLE, *SERVING, *JOBS} == set(MANIFESTS)
     assert kustomization["namespace"] == found("Namespace")[0]["metadata"]["name"]
     accounts = [subject for binding in found("RoleBinding") for subject in binding["subjects"]]
     assert {account["namespace"] for account in accounts} == {kustomization["namespace"]}
@@ -237,9 +238,10 @@ def test_models_are_served_alike_with_and_without_kserve():
 
 
 def test_the_servers_of_models_use_what_there_is():
-    from csc import __version__, serve
+    from csc import __version__
+    from csc.cli import serve
     from csc.serving.service import application
-    from csc.tracking.runs import model_name
+    from csc.tracking.registry import model_name
 
     parser = ArgumentParser()
     serve.SERVE.arguments(parser)
