@@ -34,9 +34,12 @@ test-docker: $(STAMP)  ## build the images and run their tests (minutes, 18 GB o
 bench: $(STAMP)  ## measure speed as ratios to named limits (BENCH="step load" for some)
 	$(BIN)/python -m benchmarks $(BENCH)
 
+TYPED := build/typed/csc
 lint: $(STAMP)  ## ruff and mypy
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --quiet --check .
+	@rm -rf $(TYPED) && mkdir -p $(TYPED)
+	@ln -s $(CURDIR)/csc/* $(CURDIR)/components $(CURDIR)/pipelines $(TYPED)/
 	@$(BIN)/mypy
 
 format: $(STAMP)  ## let ruff format the code

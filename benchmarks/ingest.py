@@ -21,10 +21,11 @@ from PIL import Image
 
 from benchmarks import Result, interleaved
 from csc.data.dataset import Dataset
-from csc.data.ingest.coco import COCO_CLASSES, ingest_coco, read_split
+from csc.data.ingest.coco import COCO_CLASSES, ingest_coco
+from csc.data.ingest.coco_annotations import read_annotations
 from csc.data.ingest.shards import Listed
 from csc.data.ingest.source import Source
-from csc.data.ingest.writer import Making, label_table
+from csc.data.ingest.writer import WriteOptions, label_table
 from csc.data.views import test_view, train_view, write_view
 from csc.scenario import Scenario
 from csc.storage import write_json
@@ -58,7 +59,7 @@ def ingest() -> list[Result]:
 
 def _listing(root: Path) -> tuple[Listed, ...]:
     with Source(root) as files:
-        return read_split(files, PurePosixPath(), "instances_train2014.json", "train").listing
+        return read_annotations(files, PurePosixPath(), "instances_train2014.json", "train").listing
 
 
 def _to_labels(root: Path) -> None:
@@ -156,7 +157,7 @@ def _images_per_second(root: Path) -> dict[int, float]:
 
     def made_by(workers: int) -> None:
         shutil.rmtree(root / "out", ignore_errors=True)
-        ingest_coco(root, root / "out", "photos", making=Making(workers=workers, shard_rows=SHARD))
+        ingest_coco(root, root / "out", "photos", options=WriteOptions(workers=workers, shard_rows=SHARD))
 
     seconds = interleaved({"1": lambda: made_by(1), "2": lambda: made_by(2)}, rounds=1)
     return {workers: 2 * PHOTOS / seconds[str(workers)] for workers in (1, 2)}

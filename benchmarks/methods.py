@@ -19,11 +19,12 @@ from csc.config import resolve
 from csc.config.schema import Config
 from csc.data.loading import Batch, Batches
 from csc.data.views import View
-from csc.methods import kind_of
+from csc.methods import build_head, kind_of
 from csc.nets.backbone import build_backbone
-from csc.nets.network import Network, build_head, with_prompts
+from csc.nets.network import Network
 from csc.replay.memory import Memory
-from csc.training.loop import Trainer, place
+from csc.training.device import for_inference, to_device
+from csc.training.loop import Trainer
 
 __all__ = ["methods"]
 
@@ -61,8 +62,8 @@ class _Case:
     """The second task of one method, with a random batch, and exemplars if the method replays."""
 
     def __init__(self, method: str, backbone: str, size: int) -> None:
-        wanted = {"backbone": {"name": backbone}, "input": {"size": size}, "init": "scratch", "cigcn": {"width": 256}}
-        self.config: Config = resolve("voc", {**wanted, "method": method})
+        shared = {"backbone": {"name": backbone}, "input": {"size": size}, "init": "scratch", "cigcn": {"width": 256}}
+        self.config: Config = resolve("voc", {"method": method}, shared)
         self.kind = kind_of(self.config)
         replays = self.config.memory.sampler != "none"
         self.draws = self.kind.draws if replays and self.config.memory.replay == "batch" else 0
@@ -97,8 +98,8 @@ class _Case:
     def limit(self) -> Work:
         """The passes of the networks alone, in the same memory format."""
         device = torch.device("cpu")
-        learner = place(self._network([OLD, NEW]), self.config, device).train()
-        prior = place(self._network([OLD]), self.config, device, learns=False) if self.kind.needs_prior else None
+        learner = to_device(self._network([OLD, NEW]), self.config, device).train()
+        prior = for_inference(self._network([OLD]), self.config, device) if self.kind.needs_prior else None
         trained = [value for value in learner.parameters() if value.requires_grad]
         optimizer = torch.optim.Adam(trained, fused=True)
 
@@ -113,7 +114,7 @@ class _Case:
         return work
 
     def _network(self, groups: list[int]) -> Network:
-        backbone = with_prompts(self.config, build_backbone(self.config.backbone))
+        backbone = kind_of(self.config).wrap(self.config, build_backbone(self.config.backbone))
         return Network(backbone, build_head(self.config, backbone.channels, groups), (0.5,) * 3, (0.5,) * 3)
 
     def _state(self) -> dict[str, torch.Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from benchmarks import Result, interleaved
-from csc.config.schema import CiGcn
+from csc.methods.csc import CiGcn
 from csc.nets.ci_gcn import CIGCN
 
 __all__ = ["head_memory", "scale"]

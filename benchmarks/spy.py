@@ -19,9 +19,11 @@ __all__ = ["install"]
 
 HEAVY = ("torch", "timm", "torchvision", "mlflow", "kfp", "numpy", "pyarrow", "yaml", "PIL", "safetensors")
 WATCHED = {  # what a step spends its time on, by where it is implemented
-    "csc.tracking.runs": ("tracking", ["fetch_model", "finish_scenario", "Tracker"]),
+    "csc.tracking.registry": ("tracking", ["fetch_model", "keep_record", "log_model", "register_version"]),
+    "csc.tracking.runs": ("tracking", ["finish_scenario", "Tracker"]),
     "csc.serving.packaging": ("tracking", ["package_model"]),
-    "csc.training.loop": ("computing", ["Trainer.run", "confidences"]),
+    "csc.training.inference": ("computing", ["confidences"]),
+    "csc.training.loop": ("computing", ["Trainer.run"]),
 }
 
 

@@ -4,7 +4,7 @@ The limit of an incremental step is backbone forward, backward and optimiser ste
 for the prior model: what the head, the losses and the loop add is what this project is responsible for. The limit of
 the base task is the same without the prior. In the limit both are plain passes of timm's backbone, in the fastest
 memory format; that the prior's batch-norms are folded away is part of our step. The released form has what PyTorch and
-the C library do by themselves; our steps and their limits keep freed memory (`csc.training.heap`).
+the C library do by themselves; our steps and their limits keep freed memory (`csc.training.device`).
 """
 
 import multiprocessing
@@ -25,9 +25,12 @@ from csc.config import resolve
 from csc.config.schema import Config
 from csc.data.loading import Batch, Batches
 from csc.data.views import View
+from csc.methods import build_head
+from csc.methods.csc import CiGcn
 from csc.nets.backbone import build_backbone
-from csc.nets.network import Network, build_head
-from csc.training.loop import Trainer, memory_format, place
+from csc.nets.network import Network
+from csc.training.device import memory_format, to_device
+from csc.training.loop import Trainer
 
 __all__ = ["step"]
 
@@ -129,7 +132,7 @@ class _Case:
 
     def limit(self, *, prior: bool) -> Work:
         """The passes of the backbone alone."""
-        learner = place(self.network(1), self.config, CPU)
+        learner = to_device(self.network(1), self.config, CPU)
         teacher = self.network(1).eval().to(memory_format=memory_format(self.config, CPU, learns=False))
         optimizer = torch.optim.Adam(learner.backbone.parameters(), fused=True)
         images = self.images.contiguous(memory_format=torch.channels_last)
@@ -169,7 +172,7 @@ class _Released(nn.Module):
     def __init__(self, case: _Case, classes: int) -> None:
         super().__init__()
         self.backbone = build_backbone(case.config.backbone)
-        channels, width = self.backbone.channels, case.config.cigcn.width
+        channels, width = self.backbone.channels, case.config.of(CiGcn).width
         self.class_maps = nn.Conv2d(channels, classes, 1, bias=False)
         self.transform = nn.Conv2d(channels, width, 1)
         self.general_cm = nn.Conv1d(classes, classes, 1, bias=False)

@@ -29,7 +29,8 @@ def readmes() -> Iterator[tuple[Path, str]]:
     """File and content of every component's README."""
     for name in NAMES:
         module = import_module(f"csc.components.{name}.component")
-        yield Path(module.__file__).with_name("README.md"), _render(getattr(module, name), module.__doc__)
+        file = Path(__file__).parent / name / "README.md"
+        yield file, _render(getattr(module, name), module.__doc__ or "")
 
 
 def _render(component: BaseComponent, summary: str) -> str:

@@ -4,7 +4,7 @@ model.safetensors   all weights
 model.json          the card: what the model is and how it came to be
 training.json       what training looked like, epoch by epoch
 method.safetensors  what the method keeps for later tasks, if anything (Fisher information, threshold, …)
-memory.parquet      exemplars that the method replays: places of images, labels, logits; only if it does
+memory.parquet      exemplars that the method replays, if it does: where their images are, labels, logits
 optimizer.safetensors  only with `release_quirks.persist_optimizer`
 """
 
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from csc.config import resolve
 from csc.config.schema import Config
-from csc.errors import BadModel
+from csc.errors import BadConfig, BadModel
 from csc.scenario import Scenario
 from csc.storage import writable
 
@@ -48,7 +48,7 @@ METHOD_STATE, MEMORY = "method.safetensors", "memory.parquet"
 
 @dataclass(frozen=True)
 class ModelCard:
-    """Everything that must be known to use a model or to judge its results."""
+    """What must be known to use a model or to judge its results."""
 
     method: str
     scenario: str
@@ -75,7 +75,7 @@ class ModelCard:
         return resolve(Scenario.parse(self.scenario).dataset, self.config)
 
     def facts(self) -> dict[str, str | int]:
-        """What the model is, in few words: a cluster keeps them for every step that it is handed to."""
+        """What the model is, in few words; a cluster stores them with every step that uses it."""
         return {
             "display_name": f"{self.scenario} {self.method}, task {self.task} of {self.tasks}",
             "seed": int(self.config["seed"]),
@@ -90,13 +90,13 @@ def save_network(network: "Network", card: ModelCard, folder: Path) -> None:
 
 
 def save_tensors(tensors: "Mapping[str, Tensor]", path: Path, facts: dict[str, str] | None = None) -> None:
-    """Write named tensors as safetensors; a full disk is one line, as it is for any other file."""
+    """Write named tensors as safetensors; a full disk is reported in one line, as for any other file."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    whole = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    stored = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     try:
-        save_file(whole, path, facts)
+        save_file(stored, path, facts)
     except SafetensorError as error:
         if not (cause := re.search(r"\(os error (\d+)\)", str(error))):
             raise
@@ -136,21 +136,25 @@ def load_network(folder: Path, *, map_channels: int = 0) -> tuple["Network", Mod
 
     Args:
         folder: of the model.
-        map_channels: of the cached maps that the network will see in the place of images; its backbone is then kept
-            as weights and never built. 0 for a network that sees images.
+        map_channels: channels of the cached maps that the network gets instead of images; its backbone is then kept
+            as weights and never built. 0 for a network that gets images.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    from csc.methods import build_head, kind_of
     from csc.nets.backbone import StoredBackbone, build_backbone
-    from csc.nets.network import Network, build_head, with_prompts
+    from csc.nets.network import Network
 
     card = read_card(folder)
-    config = card.settings()
+    try:
+        config = card.settings()
+    except BadConfig as error:
+        raise BadModel(f"{folder / 'model.json'}: {error}") from None
     try:
         weights = load_file(folder / "model.safetensors")
         stored = StoredBackbone({}, map_channels) if map_channels else None
-        backbone = stored or with_prompts(config, build_backbone(config.backbone))
+        backbone = stored or kind_of(config).wrap(config, build_backbone(config.backbone))
         network = Network(backbone, build_head(config, backbone.channels, card.groups), card.mean, card.std)
         network.load_state_dict(weights)
     except (OSError, SafetensorError, RuntimeError) as error:

@@ -10,8 +10,10 @@ __all__ = ["DECISIVE", "code_version"]
 
 # What decides the numbers of a run, in the library. Ingest is not among it: a data set has a fingerprint of its own.
 DECISIVE = (
+    "artifacts.py",
     "config/**/*",
     "data/*",
+    "distributed/batch_norm.py",
     "distributed/group.py",
     "methods/**/*",
     "metrics.py",

@@ -1,68 +1,96 @@
 """Profiles: what is particular to the place where a pipeline runs, in one small YAML file.
 
 `profiles/*.yaml` are shipped; a person copies one and edits it. A profile names secrets, it never holds one. Every key
-has a default, and no profile at all is the same as `local`.
+has a default, and no profile at all is the same as `local`. `csc.pipelines.pods` gives a step what a profile says.
 """
 
 import re
+import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, field
+from msgspec.structs import replace
 
 from csc.components.image import CPU_IMAGE, TRAIN_IMAGE
+from csc.config.reading import Settings, convert, load_yaml
 from csc.errors import BadConfig
-from csc.pipelines.strict import read_strict
 from csc.retry import Retries
 from csc.scenario import Scenario
 from csc.storage import local_path
 
-if TYPE_CHECKING:
-    from kfp.dsl import PipelineTask
-
-__all__ = ["SHIPPED", "Profile", "apply", "on_this_machine", "read_profile", "run_defaults"]
+__all__ = ["SHIPPED", "Pod", "Profile", "on_this_machine", "read_profile", "run_defaults", "seconds"]
 
 _FOLDER = Path(__file__).parent / "profiles"
 SHIPPED = {path.stem: path for path in sorted(_FOLDER.glob("*.yaml"))}
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_RENAMED = {"heavy": "train", "light": "cpu"}  # keys of the version before, accepted until the next one
+
+_TIME = r"[1-9]\d{0,6}[smhd]", "a time such as 90s, 30m, 12h or 7d"
+_PATH = r"/[^{}\s]+", "a folder inside the containers, such as /mnt/csc"
+_NAME = r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", "the name of a Kubernetes object: small letters, digits, '-' and '.'"
+_IMAGE = r"[a-z0-9][\w./:-]*(@sha256:[0-9a-f]{64})?", "an image such as registry/name:tag or name@sha256:<64 digits>"
+_LABEL = r"([\w.-]+/)?[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?", "the name of a label or resource such as nvidia.com/gpu"
+_DATA = r"(s3://|/)([^{}\s]|\{dataset\})+", "a uri such as s3://bucket/data/{dataset} or /mnt/csc/data/{dataset}"
+_ADDRESS = r"https?://[^\s/@?#]+(/[^\s@?#]*)?", "an address such as http://host:port, without user or password"
 
 
-@dataclass(frozen=True)
-class Images:
-    """The two images: `cpu` for the light steps, `train` for the heavy ones; by digest where it can be."""
+def _form(pattern: str, description: str, *, empty: bool = False, hidden: bool = False) -> Meta:
+    """The form of a text, whether it may be empty, and whether it may hold a secret, so that no message repeats it."""
+    end = "?" if empty else ""
+    return Meta(pattern=rf"\A({pattern}){end}\Z", description=description, extra={"hidden": hidden})
 
-    cpu: str = CPU_IMAGE
-    train: str = TRAIN_IMAGE
+
+Time = Annotated[str, _form(*_TIME)]
+OptionalTime = Annotated[str, _form(*_TIME, empty=True)]
+Folder = Annotated[str, _form(*_PATH)]
+OptionalFolder = Annotated[str, _form(*_PATH, empty=True)]
+Name = Annotated[str, _form(*_NAME)]
+OptionalName = Annotated[str, _form(*_NAME, empty=True)]
+Image = Annotated[str, _form(*_IMAGE)]
+Label = Annotated[str, _form(*_LABEL)]
+Data = Annotated[str, _form(*_DATA, empty=True)]
+Address = Annotated[str, _form(*_ADDRESS, empty=True, hidden=True)]
+Variable = Annotated[str, _form(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable", hidden=True)]
+Cpu = Annotated[str, _form(r"\d+|\d*\.\d+|\d+m", "an amount of CPUs such as 4, 0.5 or 500m", empty=True)]
+Memory = Annotated[str, _form(r"\d+([EPTGMK]i?)?", "an amount of memory such as 16Gi or 500M", empty=True)]
+Hidden = Annotated[str, Meta(extra={"hidden": True})]
+Id = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Count = Annotated[int, Meta(ge=0, le=1000)]
+
+
+class Images(Settings, frozen=True):
+    """The two images: `train` for the steps that compute with networks, `cpu` for all others."""
+
+    cpu: Image = CPU_IMAGE
+    train: Image = TRAIN_IMAGE
     pull_policy: Literal["", "Always", "IfNotPresent", "Never"] = ""
-    pull_secrets: tuple[str, ...] = ()
+    pull_secrets: tuple[Name, ...] = ()
 
 
-@dataclass(frozen=True)
-class User:
+class User(Settings, frozen=True):
     """Who runs in the containers; 0 leaves it to the image."""
 
-    uid: int = 0
-    gid: int = 0
+    uid: Id = 0
+    gid: Id = 0
 
 
-@dataclass(frozen=True)
-class Gpu:
-    """The accelerators of a heavy step: the name that nodes give them, and how many; 0 for none."""
+class Gpu(Settings, frozen=True):
+    """The accelerators of a train step: the name that nodes give them, and how many; 0 for none."""
 
-    resource: str = "nvidia.com/gpu"
-    count: int = 1
+    resource: Label = "nvidia.com/gpu"
+    count: Count = 1
 
 
-@dataclass(frozen=True)
-class Resources:
+class Resources(Settings, frozen=True):
     """Amounts as Kubernetes writes them; empty for none."""
 
-    cpu: str = ""
-    memory: str = ""
+    cpu: Cpu = ""
+    memory: Memory = ""
 
 
-@dataclass(frozen=True)
-class Toleration:
+class Toleration(Settings, frozen=True):
     """A taint that a step may be put on in spite of."""
 
     key: str = ""
@@ -71,59 +99,52 @@ class Toleration:
     effect: Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"] = ""
 
 
-@dataclass(frozen=True)
-class Pod:
+class Pod(Settings, frozen=True):
     """What a step asks for, where it may run, and how long one try may take."""
 
-    requests: Resources = field(default_factory=Resources)
-    limits: Resources = field(default_factory=Resources)
+    requests: Resources = Resources()
+    limits: Resources = Resources()
     node_selector: dict[str, str] = field(default_factory=dict)
     tolerations: tuple[Toleration, ...] = ()
-    timeout: str = ""
+    timeout: OptionalTime = ""
 
 
-@dataclass(frozen=True)
-class Volume:
+class Volume(Settings, frozen=True):
     """A claim that all steps mount; empty for none."""
 
-    claim: str = ""
-    path: str = "/mnt/csc"
+    claim: OptionalName = ""
+    path: Folder = "/mnt/csc"
 
 
-@dataclass(frozen=True)
-class Storage:
+class Storage(Settings, frozen=True):
     """Where data sets and checkpoints are; `{dataset}` stands for the scenario's data set."""
 
-    volume: Volume = field(default_factory=Volume)
-    data: str = ""
-    checkpoints: str = ""
+    volume: Volume = Volume()
+    data: Data = ""
+    checkpoints: OptionalFolder = ""
 
 
-@dataclass(frozen=True)
-class Secret:
+class Secret(Settings, frozen=True):
     """A Kubernetes secret by its name, and which of its keys become which environment variables."""
 
-    name: str = ""
-    keys: dict[str, str] = field(default_factory=dict)
+    name: OptionalName = ""
+    keys: dict[str, Variable] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Secrets:
+class Secrets(Settings, frozen=True):
     """Of the object store and of the tracking server."""
 
-    s3: Secret = field(default_factory=Secret)
-    mlflow: Secret = field(default_factory=Secret)
+    s3: Secret = Secret()
+    mlflow: Secret = Secret()
 
 
-@dataclass(frozen=True)
-class Tracking:
+class Tracking(Settings, frozen=True):
     """The MLflow server; empty for what the environment of a step says."""
 
-    uri: str = ""
+    uri: Address = ""
 
 
-@dataclass(frozen=True)
-class Retry:
+class Retry(Settings, frozen=True):
     """What is tried again, and when: after `wait`, times `factor` each time, and only `within` the first try's start.
 
     `times` is the step's own: it calls itself again while a store or server is away, and never after refused input
@@ -131,57 +152,54 @@ class Retry:
     docs/profiles.md. `within` counts from the beginning of the first try, so it must be longer than a step may take.
     """
 
-    times: int = 0
-    wait: str = "60s"
-    factor: float = 2.0
-    within: str = "7d"
-    pods: int = 0
+    times: Count = 0
+    wait: Time = "60s"
+    factor: Annotated[float, Meta(ge=1, le=100)] = 2.0
+    within: Time = "7d"
+    pods: Count = 0
 
     def environment(self) -> dict[str, str]:
         """The variables that tell a step of its retries."""
-        asked = Retries(self.times, _seconds(self.wait), self.factor, _seconds(self.within))
+        asked = Retries(self.times, seconds(self.wait), self.factor, seconds(self.within))
         return asked.environment() if self.times else {}
 
 
-@dataclass(frozen=True)
-class Cluster:
+class Cluster(Settings, frozen=True):
     """The Kubeflow Pipelines endpoint, and under which names a run goes there."""
 
-    host: str = ""
-    namespace: str = ""
-    service_account: str = ""
+    host: Address = ""
+    namespace: OptionalName = ""
+    service_account: OptionalName = ""
     experiment: str = "csc"
 
 
-@dataclass(frozen=True)
-class Study:
+class Study(Settings, frozen=True):
     """How many runs of a study may go on at the same time."""
 
-    parallelism: int = 1
+    parallelism: Annotated[int, Meta(ge=1, le=1000)] = 1
 
 
-@dataclass(frozen=True)
-class Profile:
+class Profile(Settings, frozen=True):
     """Everything that a place decides about a pipeline and nothing that decides its results."""
 
-    images: Images = field(default_factory=Images)
-    user: User = field(default_factory=User)
-    gpu: Gpu = field(default_factory=Gpu)
-    heavy: Pod = field(default_factory=Pod)
-    light: Pod = field(default_factory=Pod)
-    shm_size: str = ""
-    storage: Storage = field(default_factory=Storage)
-    secrets: Secrets = field(default_factory=Secrets)
-    tracking: Tracking = field(default_factory=Tracking)
-    env: dict[str, str] = field(default_factory=dict)
-    retry: Retry = field(default_factory=Retry)
+    images: Images = Images()
+    user: User = User()
+    gpu: Gpu = Gpu()
+    train: Pod = Pod()
+    cpu: Pod = Pod()
+    shm_size: Memory = ""
+    storage: Storage = Storage()
+    secrets: Secrets = Secrets()
+    tracking: Tracking = Tracking()
+    env: dict[Variable, Hidden] = field(default_factory=dict)
+    retry: Retry = Retry()
     caching: bool = True
-    cluster: Cluster = field(default_factory=Cluster)
-    study: Study = field(default_factory=Study)
+    cluster: Cluster = Cluster()
+    study: Study = Study()
 
 
 def read_profile(name: str) -> Profile:
-    """Read a profile strictly.
+    """Read a profile strictly: what is wrong is one line with the file and the key.
 
     Args:
         name: of a shipped profile, or a YAML file.
@@ -189,40 +207,29 @@ def read_profile(name: str) -> Profile:
     path = SHIPPED.get(name) or local_path(name)
     if not path.is_file():
         raise BadConfig(f"--profile {name}: no such file; give a YAML file or one of {', '.join(SHIPPED)}")
-    profile = read_strict(Profile, path)
-    for key, problem in _problems(profile):
+    content = load_yaml(path)
+    try:
+        profile = convert(Profile, {} if content is None else _renamed(content, path))
+    except BadConfig as error:
+        raise BadConfig(f"{path}: {error}") from None
+    for key, problem in (*_secret_problems(profile), *_contradictions(profile)):
         raise BadConfig(f"{path}: {key}: {problem}")
     return profile
 
 
-_CPU = (r"(\d+|\d*\.\d+|\d+m)", "an amount of CPUs such as 4, 0.5 or 500m")
-_BYTES = (r"\d+([EPTGMK]i?)?", "an amount of memory such as 16Gi or 500M")
-_TIME = (r"[1-9]\d{0,6}[smhd]", "a time such as 90s, 30m, 12h or 7d")
-_NAME = (r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", "the name of a Kubernetes object: small letters, digits, '-' and '.'")
-_IMAGE = (r"[a-z0-9][\w./:-]*(@sha256:[0-9a-f]{64})?", "an image such as registry/name:tag or name@sha256:<64 digits>")
-_FOLDERS = (r"/[^{}\s]+", "a folder inside the containers, such as /mnt/csc")
-_PLACE = (r"(s3://|/)([^{}\s]|\{dataset\})+", "a place such as s3://bucket/data/{dataset} or /mnt/csc/data/{dataset}")
-_LABEL = (r"([\w.-]+/)?[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?", "the name of a label or resource such as nvidia.com/gpu")
-_ADDRESS = (r"https?://[^\s/@?#]+(/[^\s@?#]*)?", "an address such as http://host:port, without user or password")
-_VARIABLE = (r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable")
-_FORMS = {
-    **{f"images.{name}": _IMAGE for name in ("cpu", "train")},
-    **{f"{pod}.{kind}.cpu": _CPU for pod in ("heavy", "light") for kind in ("requests", "limits")},
-    **{f"{pod}.{kind}.memory": _BYTES for pod in ("heavy", "light") for kind in ("requests", "limits")},
-    **{key: _TIME for key in ("heavy.timeout", "light.timeout", "retry.wait", "retry.within")},
-    **{key: _NAME for key in ("storage.volume.claim", "secrets.s3.name", "secrets.mlflow.name")},
-    **{key: _NAME for key in ("cluster.namespace", "cluster.service_account")},
-    **{key: _FOLDERS for key in ("storage.volume.path", "storage.checkpoints")},
-    **{key: _ADDRESS for key in ("tracking.uri", "cluster.host")},
-    "gpu.resource": _LABEL,
-    "storage.data": _PLACE,
-    "shm_size": _BYTES,
-}
-_REQUIRED = ("images.cpu", "images.train", "gpu.resource", "storage.volume.path", "retry.wait", "retry.within")
-_AT_LEAST = {
-    **dict.fromkeys(("user.uid", "user.gid", "gpu.count", "retry.times", "retry.pods"), 0),
-    **dict.fromkeys(("retry.factor", "study.parallelism"), 1),
-}
+def _renamed(content: Any, path: Path) -> Any:
+    """Give the keys of the version before their names of today, and say so on stderr."""
+    old = [key for key in _RENAMED if isinstance(content, dict) and key in content]
+    if not old:
+        return content
+    for key in old:
+        if _RENAMED[key] in content:
+            raise BadConfig(f"{key}: is now called {_RENAMED[key]}, which is there too; leave out {key}")
+    names = ", ".join(f"{key} is now called {_RENAMED[key]}" for key in old)
+    print(f"csc: {path}: {names}; the next version will refuse the old name", file=sys.stderr)
+    return {_RENAMED.get(key, key): value for key, value in content.items()}
+
+
 _SECRET = re.compile(
     r".*(SECRET|PASSWORD|PASSWD|PASSPHRASE|TOKEN|(API|ACCESS|ACCOUNT|PRIVATE|SECRET)_?KEY|CONNECTION_STRING)"
     r"(_.*)?(?<!_FILE)(?<!_PATH)",
@@ -231,35 +238,13 @@ _SECRET = re.compile(
 _LOGIN = re.compile(r"://[^/\s]*@")  # user and password before the host of an address
 
 
-def _problems(profile: Profile) -> Iterator[tuple[str, str]]:
-    """Every value that no cluster can use, by its key."""
-    for key, (form, what) in _FORMS.items():
-        value = _at(profile, key)
-        if (value or key in _REQUIRED) and not re.fullmatch(form, value):
-            # An address may hold a password, so that it is not repeated.
-            yield key, f"expected {what}" + ("" if form is _ADDRESS[0] else f", found '{value}'")
-    for key, least in _AT_LEAST.items():
-        if not _at(profile, key) >= least:
-            yield key, f"expected {least} or more, found {_at(profile, key)}"
-    for index, name in enumerate(profile.images.pull_secrets):
-        if not re.fullmatch(_NAME[0], name):
-            yield f"images.pull_secrets[{index}]", f"expected {_NAME[1]}, found '{name}'"
-    yield from _secret_problems(profile)
-    yield from _contradictions(profile)
-
-
 def _secret_problems(profile: Profile) -> Iterator[tuple[str, str]]:
-    for name in ("s3", "mlflow"):
-        secret: Secret = getattr(profile.secrets, name)
+    """Secrets that are half named, and those that the environment holds itself."""
+    for name, secret in (("s3", profile.secrets.s3), ("mlflow", profile.secrets.mlflow)):
         if bool(secret.name) != bool(secret.keys):
             yield f"secrets.{name}", "needs both a name and keys: {key of the secret: environment variable}"
-        for key, variable in secret.keys.items():
-            if not re.fullmatch(_VARIABLE[0], variable):
-                yield f"secrets.{name}.keys.{key}", f"expected {_VARIABLE[1]}, found '{variable}'"
     elsewhere = "a profile holds no secrets; put it into a Kubernetes secret named under secrets"
     for variable, value in profile.env.items():
-        if not re.fullmatch(_VARIABLE[0], variable):
-            yield f"env.{variable}", f"expected {_VARIABLE[1]}"
         if _SECRET.fullmatch(variable):
             yield f"env.{variable}", elsewhere
         if _LOGIN.search(value):
@@ -267,34 +252,25 @@ def _secret_problems(profile: Profile) -> Iterator[tuple[str, str]]:
 
 
 def _contradictions(profile: Profile) -> Iterator[tuple[str, str]]:
-    for pod in ("heavy", "light"):
-        timeout = getattr(profile, pod).timeout
-        tried_again = profile.retry.times or profile.retry.pods
-        if tried_again and timeout and _seconds(timeout) > _seconds(profile.retry.within):
-            yield (
-                "retry.within",
-                f"{profile.retry.within} is less than {pod}.timeout, {timeout}: a step that fails late would not be "
-                "tried again",
-            )
-        for index, toleration in enumerate(getattr(profile, pod).tolerations):
+    """Values that are right one by one and cannot be together, each with its key."""
+    retry = profile.retry
+    for name, pod in (("train", profile.train), ("cpu", profile.cpu)):
+        if (retry.times or retry.pods) and pod.timeout and seconds(pod.timeout) > seconds(retry.within):
+            less = f"{retry.within} is less than {name}.timeout, {pod.timeout}"
+            yield "retry.within", f"{less}: a step that fails late would not be tried again"
+        for index, toleration in enumerate(pod.tolerations):
             if (toleration.operator == "Equal") != bool(toleration.value):
-                yield f"{pod}.tolerations[{index}]", "a value needs the operator Equal, and Equal a value"
+                yield f"{name}.tolerations[{index}]", "a value needs the operator Equal, and Equal a value"
     named = [*profile.env, *profile.secrets.s3.keys.values(), *profile.secrets.mlflow.keys.values()]
-    named += [*(["MLFLOW_TRACKING_URI"] if profile.tracking.uri else []), *profile.retry.environment()]
+    named += [*(["MLFLOW_TRACKING_URI"] if profile.tracking.uri else []), *retry.environment()]
     for variable in sorted({name for name in named if named.count(name) > 1}):
         yield "env, secrets, tracking, retry", f"the variable {variable} is set twice"
     if profile.storage.checkpoints and not profile.storage.volume.claim:
         yield "storage.checkpoints", "checkpoints outlive a pod only on a volume; name its claim in storage.volume"
 
 
-def _at(profile: Profile, key: str) -> Any:
-    value: Any = profile
-    for name in key.split("."):
-        value = getattr(value, name)
-    return value
-
-
-def _seconds(time: str) -> int:
+def seconds(time: str) -> int:
+    """A time such as 90s, 30m, 12h or 7d in seconds."""
     return int(time[:-1]) * _UNITS[time[-1]]
 
 
@@ -311,89 +287,3 @@ def run_defaults(profile: Profile, scenario: Scenario) -> dict[str, Any]:
         "gpus": str(profile.gpu.count),  # text: the cluster reads an amount from nothing else
     }
     return {name: value for name, value in known.items() if value != ""}
-
-
-def apply(profile: Profile, task: "PipelineTask", heavy: bool = False, gpus: Any = None) -> "PipelineTask":
-    """Give a step of a pipeline what the profile says.
-
-    All steps of one kind get the same, so that the cluster can store their description once.
-
-    Args:
-        profile: of the place.
-        task: a step, not a sub-pipeline.
-        heavy: whether it computes with networks: train, evaluate, embed.
-        gpus: how many GPUs a heavy step gets, as a number or as an argument of the pipeline; the profile's if None.
-    """
-    pod = profile.heavy if heavy else profile.light
-    task.set_container_image(profile.images.train if heavy else profile.images.cpu)
-    if not profile.caching:
-        task.set_caching_options(False)
-    if profile.retry.pods:
-        retry = profile.retry
-        task.set_retry(retry.pods, f"{_seconds(retry.wait)}s", retry.factor, f"{_seconds(retry.within)}s")
-    _set_pod(pod, task)
-    _set_images_and_user(profile, task)
-    _set_access(profile, task)
-    if heavy:
-        _set_gpus(profile, task, gpus)
-    return task
-
-
-def _set_pod(pod: Pod, task: "PipelineTask") -> None:
-    from kfp import kubernetes
-
-    setters = {
-        task.set_cpu_request: pod.requests.cpu,
-        task.set_memory_request: pod.requests.memory,
-        task.set_cpu_limit: pod.limits.cpu,
-        task.set_memory_limit: pod.limits.memory,
-    }
-    for setter, amount in setters.items():
-        if amount:
-            setter(amount)
-    for name, value in pod.node_selector.items():
-        kubernetes.add_node_selector(task, name, value)
-    for toleration in pod.tolerations:
-        given = {name: value for name, value in vars(toleration).items() if value}
-        kubernetes.add_toleration(task, **given)
-    if pod.timeout:
-        kubernetes.set_timeout(task, _seconds(pod.timeout))
-
-
-def _set_images_and_user(profile: Profile, task: "PipelineTask") -> None:
-    from kfp import kubernetes
-
-    if profile.images.pull_policy:
-        kubernetes.set_image_pull_policy(task, profile.images.pull_policy)
-    if profile.images.pull_secrets:
-        kubernetes.set_image_pull_secrets(task, list(profile.images.pull_secrets))
-    if profile.user.uid:
-        group = profile.user.gid or None
-        kubernetes.set_security_context(task, run_as_user=profile.user.uid, run_as_group=group, run_as_non_root=True)
-
-
-def _set_access(profile: Profile, task: "PipelineTask") -> None:
-    """The environment, the secrets and the volume; secrets go by name, and as constants: loops lose parameters here."""
-    from kfp import kubernetes
-
-    for name, value in (profile.env | profile.retry.environment()).items():
-        task.set_env_variable(name, value)
-    if profile.tracking.uri:
-        task.set_env_variable("MLFLOW_TRACKING_URI", profile.tracking.uri)
-    for secret in (profile.secrets.s3, profile.secrets.mlflow):
-        if secret.name:
-            kubernetes.use_secret_as_env(task, secret.name, dict(secret.keys))
-    if profile.storage.volume.claim:
-        volume = profile.storage.volume
-        kubernetes.mount_pvc(task, volume.claim, volume.path)
-
-
-def _set_gpus(profile: Profile, task: "PipelineTask", gpus: Any) -> None:
-    """GPUs, and the shared memory that loader processes hand batches through (a pod has 64 MB of it)."""
-    from kfp import kubernetes
-
-    if profile.gpu.count:
-        count = profile.gpu.count if gpus is None else gpus
-        task.set_accelerator_type(profile.gpu.resource).set_accelerator_limit(count)
-    size = {"size_limit": profile.shm_size} if profile.shm_size else {}
-    kubernetes.empty_dir_mount(task, volume_name="shm", mount_path="/dev/shm", medium="Memory", **size)

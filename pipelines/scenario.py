@@ -1,7 +1,7 @@
 """The pipeline of a scenario: ingest, then a chain of tasks, then the report.
 
 KFP has no loop whose turns see each other, so the tasks are unrolled when the pipeline is compiled: one sub-pipeline
-per task, each taking the registered model of the one before. Settings, data place, checkpoints and GPUs are run-time
+per task, each taking the registered model of the one before. Settings, data, checkpoints and GPUs are run-time
 arguments; scenario, tasks and profile are fixed by compiling. A window of later tasks begins with the model of the task
 before it, looked up in the registry.
 """
@@ -26,7 +26,8 @@ from csc.components.train.component import train
 from csc.components.train_on_nodes.component import train_on_nodes
 from csc.config import differences, resolve
 from csc.pipelines.package import write_package
-from csc.pipelines.profile import Profile, apply, run_defaults
+from csc.pipelines.pods import apply
+from csc.pipelines.profile import Profile, run_defaults
 from csc.pipelines.window import Window
 from csc.scenario import Scenario
 
@@ -52,8 +53,20 @@ class Results(NamedTuple):
     page: dsl.HTML
 
 
-def _task_steps(place, train, origin, scenario, config, checkpoints, features, gpus, task, tasks, **prior):
-    """Wire the five steps of a task; `prior` is empty for the base task, which has no model before it."""
+def _task_steps(
+    profile: Profile,
+    train: BaseComponent,
+    origin: str,
+    scenario: str,
+    config: str,
+    checkpoints: str,
+    features: str,
+    gpus: str,
+    task: int,
+    tasks: int,
+    **prior: dsl.Model,
+) -> dsl.PipelineTask:
+    """Wire the five steps of a task and return the last; `prior` is empty for the base task, which has none."""
     split = split_labels(origin=origin, scenario=scenario, task=task, tasks=tasks)
     views = build_dataset(origin=origin, config=config, split=split.outputs["split"])
     trained = train(
@@ -71,28 +84,29 @@ def _task_steps(place, train, origin, scenario, config, checkpoints, features, g
         test_view=views.outputs["test_view"],
         **prior,
     )
-    for light in (split, views, registered):
-        apply(place, light)
-    for heavy in (trained, scored):
-        apply(place, heavy, heavy=True, gpus=gpus)
+    for step in (split, views, registered):
+        apply(profile, step)
+    for step in (trained, scored):
+        apply(profile, step, "train", gpus=gpus)
     return registered
 
 
-def _embedded(place, origin, scenario, config):
-    """Have the feature maps made; the step looks at what is there itself, and is quick when that is everything."""
+def _embedded(profile: Profile, origin: str, scenario: str, config: str) -> str:
+    """The uri of the feature maps, as an output of the step that makes those that are not there yet."""
     step = embed(origin=origin, scenario=scenario, config=config)
-    apply(place, step, heavy=True, gpus=1).set_caching_options(False)  # one process makes them, on one GPU
-    return step.output
+    apply(profile, step, "train", gpus=1).set_caching_options(False)  # one process makes them, on one GPU
+    made: str = step.output
+    return made
 
 
-def _tasks_with(train: BaseComponent, place: Profile) -> tuple[BaseComponent, BaseComponent]:
+def _tasks_with(train: BaseComponent, profile: Profile) -> tuple[BaseComponent, BaseComponent]:
     """The sub-pipelines of a first and of a later task, whose models the given component trains."""
 
     @dsl.pipeline(name="base-task", description="The first task of a scenario.")
     def base_task(
         origin: str, scenario: str, config: str, checkpoints: str, features: str, gpus: str, task: int, tasks: int
     ) -> dsl.Model:
-        steps = _task_steps(place, train, origin, scenario, config, checkpoints, features, gpus, task, tasks)
+        steps = _task_steps(profile, train, origin, scenario, config, checkpoints, features, gpus, task, tasks)
         return steps.outputs["registered"]
 
     @dsl.pipeline(name="incremental-task", description="A later task, which starts from the registered model before.")
@@ -108,7 +122,7 @@ def _tasks_with(train: BaseComponent, place: Profile) -> tuple[BaseComponent, Ba
         prior: dsl.Input[dsl.Model],
     ) -> dsl.Model:
         steps = _task_steps(
-            place, train, origin, scenario, config, checkpoints, features, gpus, task, tasks, prior=prior
+            profile, train, origin, scenario, config, checkpoints, features, gpus, task, tasks, prior=prior
         )
         return steps.outputs["registered"]
 
@@ -145,7 +159,7 @@ def build_pipeline(
     default = differences(scenario.dataset, resolved)
     base_task, incremental_task = _tasks_with(train_on_nodes if resolved.train.nodes > 1 else train, profile)
 
-    def steps(data, config, checkpoints, gpus) -> dsl.PipelineTask:
+    def steps(data: str, config: str, checkpoints: str, gpus: str) -> dsl.PipelineTask:
         """Wire all steps and return the last one."""
         opened = ingest(scenario=scenario.name, data=data)
         # Always looks at the data itself; what follows is cached by what it finds.
@@ -154,7 +168,7 @@ def build_pipeline(
         features = _embedded(profile, origin, scenario.name, config) if resolved.features.views else ""
         known = {"origin": origin, "scenario": scenario.name, "config": config}
         shared = {**known, "checkpoints": checkpoints, "features": features, "gpus": gpus, "tasks": window.total}
-        last = None
+        last: Any = None  # the step whose model the next task starts from
         if window.first > 1:
             # Cached, unlike ingest: the same record again, so that finished tasks of the window are reused.
             last = apply(profile, prior_model(task=window.first - 1, **known))
@@ -173,7 +187,7 @@ def build_pipeline(
         results = steps(data, config, checkpoints, gpus)
         return Results(results.outputs["Output"], results.outputs["page"])
 
-    def scenario_pipeline_on_cluster(data: str, config: str = default, checkpoints: str = "", gpus: str = "1"):
+    def scenario_pipeline_on_cluster(data: str, config: str = default, checkpoints: str = "", gpus: str = "1") -> None:
         closing = apply(profile, finish(scenario=scenario.name, data=data, config=config))
         closing.set_caching_options(False)
         with dsl.ExitHandler(closing, name=scenario.name):

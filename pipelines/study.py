@@ -7,7 +7,7 @@ that begin together would all make them. The tables come last and always: a fail
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,12 +17,14 @@ from kfp.dsl.base_component import BaseComponent
 from csc.components.collect.component import collect
 from csc.components.embed.component import embed
 from csc.components.ingest.component import ingest
+from csc.config.schema import Config
 from csc.pipelines.package import STEPS, check_steps, write_package
-from csc.pipelines.profile import Profile, apply
+from csc.pipelines.pods import apply
+from csc.pipelines.profile import Profile
 from csc.pipelines.scenario import LOCAL, build_pipeline
 from csc.scenario import Scenario
 from csc.steps.collect import order_for
-from csc.study.cells import Cell, Place
+from csc.study.cells import Cell, DataSource
 from csc.study.spec import Study
 
 __all__ = ["Loop", "build_study", "compile_study", "loops", "parts", "study_name"]
@@ -32,7 +34,7 @@ class Loop(NamedTuple):
     """Cells that one sub-pipeline can run: of one scenario, and alike in the shape of their pipelines."""
 
     scenario: Scenario
-    place: Place
+    source: DataSource
     cells: tuple[Cell, ...]
 
     @property
@@ -43,20 +45,20 @@ class Loop(NamedTuple):
     @property
     def runs(self) -> list[Cell]:
         """The cells without those that ask for the same run as another."""
-        unique: dict[str, Cell] = {}
+        unique: dict[Config | None, Cell] = {}
         for cell in sorted(self.cells, key=lambda cell: cell.seed):
-            unique.setdefault(cell.config.to_json(), cell)
+            unique.setdefault(cell.config, cell)
         return list(unique.values())
 
 
 def loops(cells: Iterable[Cell]) -> list[Loop]:
     """Put the cells that can be run into loops; the others are left out."""
-    groups: dict[tuple[Any, ...], list[Cell]] = {}
+    groups: dict[tuple[Scenario, DataSource, bool, bool], list[Cell]] = {}
     for cell in cells:
-        if not cell.refused:
+        if not cell.refused and cell.config is not None and cell.source is not None:
             shape = cell.config.features.views > 0, cell.config.train.nodes > 1
-            groups.setdefault((cell.scenario, *shape), []).append(cell)
-    return [Loop(scenario, group[0].place, tuple(group)) for (scenario, *_), group in groups.items()]
+            groups.setdefault((cell.scenario, cell.source, *shape), []).append(cell)
+    return [Loop(scenario, source, tuple(group)) for (scenario, source, *_), group in groups.items()]
 
 
 def parts(cells: Iterable[Cell], most: int = STEPS) -> list[list[Cell]]:
@@ -79,7 +81,7 @@ def parts(cells: Iterable[Cell], most: int = STEPS) -> list[list[Cell]]:
 
 def _steps(cell: Cell) -> int:
     """Of a run, with those that make its maps before it."""
-    return 5 * cell.tasks + (5 if cell.config.features.views else 2)
+    return 5 * cell.tasks + (5 if cell.maps else 2)
 
 
 def study_name(study: Study) -> str:
@@ -90,7 +92,7 @@ def study_name(study: Study) -> str:
 def build_study(
     study: Study,
     cells: Iterable[Cell],
-    places: Mapping[str, Place],
+    sources: Mapping[str, DataSource],
     profile: Profile = LOCAL,
     parallelism: int | None = None,
 ) -> BaseComponent:
@@ -99,62 +101,54 @@ def build_study(
     Args:
         study: of which the tables are made.
         cells: those to run.
-        places: of the data sets, by name.
+        sources: the data sets, by name.
         profile: of the place where it will run.
         parallelism: how many cells of a scenario may run at the same time; the profile's if not given.
     """
     turns = loops(cells)
-    order = order_for(study, places, {cell.name for turn in turns for cell in turn.cells})
-    alike = [build_pipeline(turn.scenario, turn.place.classes, json.loads(turn.items[0]), profile) for turn in turns]
+    order = order_for(study, sources, {cell.name for turn in turns for cell in turn.cells})
+    alike = [build_pipeline(turn.scenario, turn.source.classes, json.loads(turn.items[0]), profile) for turn in turns]
     at_once = parallelism or profile.study.parallelism
 
     @dsl.pipeline(name=study_name(study), description=study.title)
-    def study_pipeline(checkpoints: str = profile.storage.checkpoints, gpus: str = str(max(profile.gpu.count, 1))):
+    def study_pipeline(
+        checkpoints: str = profile.storage.checkpoints, gpus: str = str(max(profile.gpu.count, 1))
+    ) -> None:
         tables = apply(profile, collect(order=order))
         tables.set_caching_options(False)
         with dsl.ExitHandler(tables, name="cells"):
             maps = _maps_made(turns, profile)
             for turn, pipeline in zip(turns, alike, strict=True):
                 with dsl.ParallelFor(turn.items, name=turn.scenario.name, parallelism=at_once) as config:
-                    run = pipeline(data=turn.place.data, config=config, checkpoints=checkpoints, gpus=gpus)
-                    run.after(*(maps[key] for key in dict.fromkeys(map(_maps, turn.cells)) if key))
+                    run = pipeline(data=turn.source.data, config=config, checkpoints=checkpoints, gpus=gpus)
+                    run.after(*(maps[key] for key in dict.fromkeys(cell.maps for cell in turn.cells) if key))
 
     return study_pipeline
 
 
-def _maps_made(turns: Iterable[Loop], profile: Profile) -> dict[tuple[Any, ...], dsl.PipelineTask]:
+def _maps_made(turns: Sequence[Loop], profile: Profile) -> dict[tuple[Any, ...], dsl.PipelineTask]:
     """One embed step for all cells that share their maps; the one that asks for most views stands for the others."""
+    uris = {turn.scenario.dataset: turn.source.data for turn in turns}
     wanted: dict[tuple[Any, ...], Cell] = {}
-    for cell in (cell for turn in turns for cell in turn.cells):
-        if key := _maps(cell):
-            wanted[key] = max(wanted.get(key, cell), cell, key=lambda cell: cell.config.features.views)
+    for cell in (cell for turn in turns for cell in turn.cells if cell.maps):
+        wanted[cell.maps] = max(wanted.get(cell.maps, cell), cell, key=lambda cell: cell.views)
     made = {}
     for key, cell in wanted.items():
-        opened = apply(profile, ingest(scenario=cell.scenario.name, data=cell.place.data))
+        opened = apply(profile, ingest(scenario=cell.scenario.name, data=uris[cell.scenario.dataset]))
         opened.set_caching_options(False)
         step = embed(origin=opened.outputs["Output"], scenario=cell.scenario.name, config=cell.settings)
-        made[key] = apply(profile, step, heavy=True, gpus=1).set_caching_options(False)
+        made[key] = apply(profile, step, "train", gpus=1).set_caching_options(False)
     return made
-
-
-def _maps(cell: Cell) -> tuple[Any, ...]:
-    """What decides the maps that a cell needs, see `csc.data.features.features_key`; empty if it works on images."""
-    config = cell.config
-    if not config.features.views:
-        return ()
-    weights = config.init, config.seed if config.init == "scratch" else None
-    backbone = config.backbone.name, config.backbone.output_stride
-    return cell.scenario.dataset, *backbone, *weights, config.input.size, config.input.decode
 
 
 def compile_study(
     study: Study,
     cells: Iterable[Cell],
-    places: Mapping[str, Place],
+    sources: Mapping[str, DataSource],
     out: Path,
     profile: Profile = LOCAL,
     parallelism: int | None = None,
     on_cluster: bool = False,
 ) -> None:
     """Write the compiled pipeline of a study as YAML; see `build_study` and `write_package`."""
-    write_package(build_study(study, cells, places, profile, parallelism), out, on_cluster=on_cluster)
+    write_package(build_study(study, cells, sources, profile, parallelism), out, on_cluster=on_cluster)

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from importlib.metadata import distribution
+from importlib.metadata import Distribution
 from pathlib import Path
 
 __all__ = ["image_python"]
@@ -32,7 +32,7 @@ def image_python(kind: str) -> Path:
     lock = (ROOT / "requirements" / f"{kind}-image.txt").read_text()
     kfp = re.search(r"^kfp==.*$", (ROOT / "requirements" / "pipelines.txt").read_text(), re.MULTILINE)
     assert kfp is not None
-    ours = distribution("csc").read_text("RECORD") or ""
+    ours = _installed("csc").read_text("RECORD") or ""
     facts = [lock, kfp[0], ours, sys.version, Path(__file__).read_text()]
     mark = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:12]
     folder = ROOT / f".venv-{kind}-image"
@@ -45,12 +45,17 @@ def image_python(kind: str) -> Path:
     return folder / "bin" / "python"
 
 
+def _installed(name: str) -> Distribution:
+    """A package of `.venv`, not what a build has left in the checkout."""
+    return next(iter(Distribution.discover(name=name, path=[str(HERE)])))
+
+
 def _make(folder: Path, wanted: list[str]) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     site = folder / HERE.relative_to(sys.prefix)
     for item in wanted:
         name, _, version = item.partition("==")
-        package = distribution(name)
+        package = _installed(name)
         assert package.version == version or not version, f"{name} {package.version} is here, the lock says {version}"
         _link(package.read_text("RECORD") or "", site)
 

@@ -139,9 +139,9 @@ def bucket(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     for name, value in store.environment().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("CSC_CACHE", str(tmp_path / "cache of the node"))
-    storage._client.cache_clear()
+    storage.s3._client.cache_clear()
     yield f"s3://{store.bucket}/{tmp_path.name}"
-    storage._client.cache_clear()
+    storage.s3._client.cache_clear()
 
 
 @pytest.fixture

@@ -1,12 +1,33 @@
 """What a tracking server holds of a scenario run, as a person would count it."""
 
+import tempfile
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from csc.model import ModelCard
-from csc.tracking.runs import model_name, run_key
+from csc.tracking.registry import model_name
+from csc.tracking.runs import run_key
+
+
+def fresh_database(folder: Path) -> str:
+    """Put an empty MLflow database with all its tables into a folder; return its uri."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "mlflow.db").write_bytes(_empty_database())
+    return f"sqlite:///{folder / 'mlflow.db'}"
+
+
+@cache
+def _empty_database() -> bytes:
+    """Made once per process: to make the tables takes longer than most tests."""
+    from mlflow.tracking import MlflowClient
+
+    with tempfile.TemporaryDirectory() as folder:
+        MlflowClient(f"sqlite:///{folder}/mlflow.db").search_experiments()
+        return Path(folder, "mlflow.db").read_bytes()
 
 
 @dataclass(frozen=True)
@@ -36,7 +57,7 @@ class Tracked:
         return sorted(item.step for item in self.client.get_metric_history(run.info.run_id, metric))
 
     def _curves(self, run: Any) -> list[str]:
-        """The metrics of a run, without the summary that every report writes anew."""
+        """The metrics of a run, without the summary that every report writes again."""
         return [key for key in sorted(run.data.metrics) if not key.startswith(("avg_", "last_"))]
 
     def versions(self) -> list[int]:

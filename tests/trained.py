@@ -5,13 +5,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from csc.artifacts import Metrics, Registered, RegisteredTask, Run, TaskResult, Training
 from csc.config import resolve
 from csc.model import ModelCard
-from csc.report.run import Run, TaskResult
 from csc.scenario import Scenario
 from csc.steps.register import TRACKED, register
-from csc.storage import write_json
-from csc.tracking.runs import Registered, Tracker
+from csc.tracking.runs import Tracker
 
 SCENARIO = "digits-b0c4"
 DIGITS = tuple("0123456789")
@@ -46,11 +45,21 @@ class Trained:
 
 def write_registered(file: Path, fingerprint: str, location: str = "") -> str:
     """Write the record of a registered base task, without a tracking server; return its path."""
-    numbers = dict.fromkeys((*TRACKED, "images", "threshold"), 0.0) | {"AP": {"0": 0.0}, "confidence": {}}
-    run = Run(SCENARIO, "csc", 0, "scratch", "d" * 64, "1.0", (TaskResult(1, ("0",), ("0",), numbers, 10, 1.5),))
-    model = Registered(f"{SCENARIO}-csc", "1", "m-1", fingerprint, "r-1", "r-0", location)
-    write_json(file, {"model": asdict(model), "run": run.to_json()})
+    record(Registered(f"{SCENARIO}-csc", "1", "m-1", fingerprint, "r-1", "r-0", location)).write(file)
     return str(file)
+
+
+def record(model: Registered) -> RegisteredTask:
+    """What is recorded of a registered base task."""
+    result = TaskResult(1, ("0",), ("0",), metrics(("0",)), 10, 1.5)
+    return RegisteredTask(model, Run(SCENARIO, "csc", 0, "scratch", "d" * 64, "1.0", (result,)))
+
+
+def metrics(classes: tuple[str, ...], first: float = 0.0) -> Metrics:
+    """The metrics of a task: those that are tracked count up from the first."""
+    tracked = {name: first + index for index, name in enumerate(TRACKED)}
+    ap = dict.fromkeys(classes, 50.0)
+    return Metrics(**tracked, images=20, threshold=0.5, AP=ap, best_AP=ap, confidence={})
 
 
 def epoch_log(epoch: int) -> dict[str, float]:
@@ -58,9 +67,9 @@ def epoch_log(epoch: int) -> dict[str, float]:
     return {"loss": 1.0 / (epoch + 1), "ce": 0.5 / (epoch + 1)}
 
 
-def trained(folder: Path, task: int, seed: int = 0) -> Trained:
+def trained(folder: Path, task: int, seed: int = 0, classes: tuple[str, ...] = DIGITS) -> Trained:
     """A finished task of a scenario with three tasks."""
-    cut = Scenario.parse(SCENARIO).tasks(DIGITS)[task - 1]
+    cut = Scenario.parse(SCENARIO).tasks(classes)[task - 1]
     config = json.loads(resolve("digits", {"seed": seed, "train": {"epochs": EPOCHS}}).to_json())
     card = ModelCard(
         method="csc",
@@ -82,14 +91,6 @@ def trained(folder: Path, task: int, seed: int = 0) -> Trained:
     model.mkdir(parents=True)
     (model / "model.safetensors").write_bytes(f"weights of task {task}, seed {seed}".encode())
     (model / "model.json").write_text(json.dumps(asdict(card)))
-    log = {
-        "view": "train.parquet",
-        "images": 10 * task,
-        "seconds": 1.5,
-        "epochs": [epoch_log(e) for e in range(EPOCHS)],
-    }
-    (model / "training.json").write_text(json.dumps(log))
-    numbers = {name: 10.0 * task + place_of for place_of, name in enumerate(TRACKED)}
-    more = {"AP": {name: 50.0 for name in cut.seen}, "images": 20, "threshold": 0.5, "confidence": {}}
-    (place / "metrics.json").write_text(json.dumps(numbers | more))
+    Training("train.parquet", 10 * task, 1.5, {}, [epoch_log(e) for e in range(EPOCHS)]).write(model / "training.json")
+    metrics(cut.seen, 10.0 * task).write(place / "metrics.json")
     return Trained(card, place)

@@ -1,4 +1,4 @@
-"""The `csc` command: thin, and quick to start; whatever is heavy is imported by the command that needs it."""
+"""The `csc` command; heavy packages are imported only by the commands that need them."""
 
 import os
 import signal
@@ -14,10 +14,15 @@ __all__ = ["main"]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; bad input ends in one line and exit code 2."""
-    code: int = 128 + signal.SIGPIPE  # unless the work is done when the reader of our output goes away
+    code: int = 128 + signal.SIGPIPE  # if the reader of our output goes away before the work is done
     try:
-        parsed = _parser().parse_args(arguments)
-        code = parsed.command.run(parsed)
+        parser = _parser()
+        parsed = parser.parse_args(arguments)
+        if parsed.command is None:
+            parser.print_help()
+            code = 0
+        else:
+            code = parsed.command.run(parsed)
         sys.stdout.flush()
         return code
     except CscError as error:
@@ -27,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return code
     except KeyboardInterrupt:
-        print("csc: interrupted; the same command takes up the work where it stopped", file=sys.stderr)
+        print("csc: interrupted; the same command resumes the work", file=sys.stderr)
         return 130
 
 
@@ -35,9 +40,10 @@ def _parser() -> ArgumentParser:
     from csc.cli.cluster import LOGS, RETRY, STATUS, STOP
     from csc.cli.doctor import DOCTOR
     from csc.cli.ingest import INGEST
-    from csc.cli.lists import METHODS, SCENARIOS
+    from csc.cli.methods import METHODS
     from csc.cli.predict import PREDICT
     from csc.cli.run import COMPILE, RUN
+    from csc.cli.scenarios import SCENARIOS
     from csc.cli.serve import SERVE
     from csc.cli.study import STUDY
     from csc.cli.submit import SUBMIT
@@ -62,9 +68,10 @@ def _parser() -> ArgumentParser:
     }
     parser = ArgumentParser(prog="csc", description="Multi-label class-incremental learning as a pipeline.")
     parser.add_argument("--version", action="version", version=f"csc {__version__}")
-    words = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    parser.set_defaults(command=None)
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name, command in commands.items():
-        sub = words.add_parser(name, help=command.help, description=command.help)
+        sub = subparsers.add_parser(name, help=command.help, description=command.help)
         command.arguments(sub)
         sub.set_defaults(command=command)
     return parser

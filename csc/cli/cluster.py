@@ -1,16 +1,35 @@
 """The commands of `csc` about a run on a Kubeflow cluster: status, logs, stop and retry."""
 
 from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING
 
 from csc.cli.command import Command
-from csc.pipelines.cluster.run import RemoteRun, endpoint_arguments, open_endpoint
 from csc.pipelines.cluster.steps import ENDED, FAILED
 from csc.pipelines.cluster.terminal import printable
 from csc.pipelines.profile import SHIPPED, Profile, read_profile
 
-__all__ = ["LOGS", "RETRY", "STATUS", "STOP"]
+if TYPE_CHECKING:
+    from csc.pipelines.cluster.endpoint import Endpoint
+    from csc.pipelines.cluster.run import RemoteRun
+
+__all__ = ["LOGS", "RETRY", "STATUS", "STOP", "endpoint_arguments", "open_endpoint"]
 
 _AGAIN = "submit it again with the command that started it: finished steps are reused"
+
+
+def endpoint_arguments(parser: ArgumentParser) -> None:
+    """Declare how to reach a cluster."""
+    parser.add_argument("--host", metavar="URL", default="", help="address of Kubeflow Pipelines")
+    access = parser.add_mutually_exclusive_group()
+    access.add_argument("--token-env", metavar="NAME", help="environment variable that holds a bearer token")
+    access.add_argument("--cookie-env", metavar="NAME", help="environment variable that holds a cookie")
+
+
+def open_endpoint(arguments: Namespace, profile: Profile) -> "Endpoint":
+    """The cluster that the command line or the profile names."""
+    from csc.pipelines.cluster.endpoint import Endpoint
+
+    return Endpoint(arguments.host or profile.cluster.host, arguments.token_env, arguments.cookie_env)
 
 
 def _arguments(parser: ArgumentParser) -> None:
@@ -35,7 +54,9 @@ def _logs_arguments(parser: ArgumentParser) -> None:
     )
 
 
-def _remote(arguments: Namespace) -> RemoteRun:
+def _remote(arguments: Namespace) -> "RemoteRun":
+    from csc.pipelines.cluster.run import RemoteRun
+
     profile = read_profile(arguments.profile) if arguments.profile else Profile()
     run_id = arguments.run.rstrip("/").rpartition("/")[2]
     return RemoteRun(run_id, open_endpoint(arguments, profile), arguments, profile)
@@ -50,22 +71,22 @@ def _logs(arguments: Namespace) -> int:
     from csc.pipelines.cluster.logs import choose_step
 
     remote = _remote(arguments)
-    run, spec, found = remote.look()
-    print("\n".join(remote.log(run, spec, choose_step(found, arguments.step))))
+    view = remote.look()
+    print("\n".join(remote.log(view, choose_step(view.found, arguments.step))))
     return 0
 
 
 def _stop(arguments: Namespace) -> int:
-    from csc.pipelines.cluster.watch import outcome
+    from csc.pipelines.cluster.run import outcome
 
     remote = _remote(arguments)
-    run, spec, found = remote.look()
-    if run.state in ENDED:
-        print(f"nothing to stop: {outcome(run, found)}")
+    view = remote.look()
+    if view.run.state in ENDED:
+        print(f"nothing to stop: {outcome(view)}")
     else:
         remote.endpoint.terminate(remote.id)
         print("the run is being stopped; its pods end within their grace period")
-    killed = remote.tracked(run, spec).kill()
+    killed = remote.tracked(view).kill()
     if killed is None:
         print("MLflow      does not answer: what this run has open there stays open")
     elif killed:

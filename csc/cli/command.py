@@ -4,7 +4,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["Command"]
+__all__ = ["Command", "no_arguments"]
 
 
 @dataclass(frozen=True)
@@ -20,3 +20,8 @@ class Command:
     help: str
     arguments: Callable[[ArgumentParser], None]
     run: Callable[[Namespace], int]
+
+
+def no_arguments(parser: ArgumentParser) -> None:
+    """Declare nothing: for a command without arguments."""
+    del parser

@@ -1,6 +1,6 @@
 """`csc doctor`: is everything here that a step needs? One line per answer, with what to do about a bad one.
 
-It is the health command of the images. What a machine may do without is `missing`: an image for light steps has no
+It is the health command of the images. What a machine may do without is `missing`: the cpu image has no
 torch, a laptop no GPU. What is there and does not work is `failed`. With `--cluster` it looks at a Kubernetes cluster
 instead.
 """
@@ -137,7 +137,7 @@ def _tracking() -> Check:
     for name, value in IMPATIENCE.items():
         os.environ.setdefault(name, value)
     try:
-        from csc.tracking.runs import reach
+        from csc.tracking.queries import reach
 
         return Check("tracking", "ok", reach())
     except ModuleNotFoundError as error:
@@ -163,12 +163,6 @@ def _line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def _cluster_checks(profile: str | None, namespace: str | None) -> Iterator[Check]:
-    from csc.cli.cluster_doctor import cluster_checks
-
-    yield from cluster_checks(profile, namespace)
-
-
 def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--data", metavar="PLACE", help="folder or s3:// place where a data set must be")
     parser.add_argument(
@@ -186,7 +180,9 @@ def _asked(arguments: Namespace) -> Iterator[Check]:
     if arguments.data is not None and arguments.cluster:
         raise BadConfig("csc doctor: --data is looked at from this machine; leave out --cluster")
     if arguments.cluster:
-        return _cluster_checks(arguments.profile, arguments.namespace)
+        from csc.cli.cluster_doctor import cluster_checks
+
+        return cluster_checks(arguments.profile, arguments.namespace)
     return checks(arguments.data)
 
 

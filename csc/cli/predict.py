@@ -10,21 +10,21 @@ from csc.storage import local_path
 __all__ = ["PREDICT"]
 
 
-def _predict_arguments(parser: ArgumentParser) -> None:
+def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("model", help="models:/NAME@ALIAS, models:/NAME/VERSION or a model folder")
     parser.add_argument("images", nargs="+", metavar="IMAGE", help="image files")
     parser.add_argument("--threshold", type=float, help="print classes above this confidence (default: the model's)")
     workdir_argument(parser)
 
 
-def _predict(arguments: Namespace) -> int:
+def _run(arguments: Namespace) -> int:
     for image in arguments.images:
         if not local_path(image).is_file():
             raise BadData(f"{image}: no such image file")
     if arguments.model.startswith("models:/"):
         tracked_workdir(arguments.workdir)
     from csc.serving.predictor import Predictor, above
-    from csc.tracking.runs import fetch_model
+    from csc.tracking.registry import fetch_model
 
     predictor = Predictor(fetch_model(arguments.model))
     threshold = arguments.threshold if arguments.threshold is not None else predictor.card.settings().threshold
@@ -34,4 +34,4 @@ def _predict(arguments: Namespace) -> int:
     return 0
 
 
-PREDICT = Command("name the classes in images with a registered model", _predict_arguments, _predict)
+PREDICT = Command("name the classes in images with a registered model", _arguments, _run)

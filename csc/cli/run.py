@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import signal
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
@@ -20,12 +21,12 @@ from csc.pipelines.profile import SHIPPED, on_this_machine, read_profile, run_de
 from csc.pipelines.window import Window
 from csc.scenario import CLASS_COUNTS, Scenario
 from csc.storage import absolute, exists, join, write_bytes
-from csc.tracking.runs import model_name
+from csc.tracking.registry import model_name
 
 if TYPE_CHECKING:
     from csc.pipelines.local.runner import LocalRun
 
-__all__ = ["COMPILE", "RUN", "alone", "class_count", "overrides_of", "scenario_arguments"]
+__all__ = ["COMPILE", "RUN", "class_count", "interruptible", "make_writable", "overrides_of", "scenario_arguments"]
 
 
 def scenario_arguments(parser: ArgumentParser, profile: str = "local") -> None:
@@ -118,25 +119,20 @@ def _run(arguments: Namespace) -> int:
     window = Window.parse(arguments.tasks, scenario, classes)
     print(scenario.announcement(classes), flush=True)  # nonsense is refused before anything is written
     from csc.pipelines.local.runner import StepCrashed, run_compiled
-    from csc.pipelines.scenario import compile_pipeline, pipeline_name
+    from csc.pipelines.scenario import compile_pipeline
 
-    with alone(workdir):
-        package = workdir / f"{pipeline_name(scenario)}.yaml"
+    name = f"{scenario.name}-{config.method}-seed{config.seed}-{config.fingerprint(scenario.name, data)}"
+    with interruptible(), _locked(workdir, name) as package:
         compile_pipeline(scenario, classes, package, overrides, on_this_machine(profile), window)
-        checkpoints = workdir / "checkpoints" / config.fingerprint(scenario.name, data)  # not those of other runs
-        inputs = {
-            "data": data,
-            "config": differences(scenario.dataset, config),
-            "checkpoints": str(checkpoints),
-        }
+        checkpoints = workdir / "checkpoints" / name
+        inputs = {"data": data, "config": differences(scenario.dataset, config), "checkpoints": str(checkpoints)}
         try:
-            told = {"verbose": arguments.verbose, "first_task": window.first, "runner": arguments.runner}
             with _closing(scenario.name, data, inputs["config"]):
-                run = run_compiled(package, inputs, workdir, **told)
+                run = run_compiled(package, inputs, workdir, verbose=arguments.verbose, runner=arguments.runner)
         except StepCrashed as error:
             print(error, file=sys.stderr)
             return 1
-        shutil.rmtree(checkpoints, ignore_errors=True)  # all tasks are registered, nothing is left to take up
+        shutil.rmtree(checkpoints, ignore_errors=True)  # all tasks are registered, nothing is left to resume
     page = workdir / f"{scenario.name}-{config.method}-seed{config.seed}.html"
     alias = "final" if window.last == window.total else f"task-{window.last:02d}"
     _tell(run, page, f"models:/{model_name(scenario.name, config.method)}@{alias}", arguments.workdir)
@@ -146,11 +142,22 @@ def _run(arguments: Namespace) -> int:
 
 
 @contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Take SIGTERM for Ctrl-C, so that whoever ends this process with `kill` leaves nothing open either."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
 def _closing(scenario: str, data: str, config: str) -> Iterator[None]:
     """Close the tracked runs of a run that ends early, as the exit handler of a pipeline does on a cluster."""
     try:
         yield
     except BaseException as error:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a study sends it after Ctrl-C, which has reached us already
         from csc.steps.finish import close
 
         with contextlib.suppress(CscError):  # why the run ended matters more
@@ -169,20 +176,26 @@ def _tell(run: "LocalRun", page: Path, model: str, workdir: str) -> None:
     print(f"MLflow    csc ui --workdir {workdir}")
 
 
-@contextlib.contextmanager
-def alone(workdir: Path) -> Iterator[None]:
-    """Let only one run at a time use a work folder."""
+def make_writable(workdir: Path) -> None:
+    """Make the work folder, or say that it cannot be written."""
     try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        lock = (workdir / ".lock").open("w")
+        (workdir / "runs").mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadData(f"cannot write {workdir}: {error.strerror}; choose another --workdir") from None
-    with lock:
+
+
+@contextlib.contextmanager
+def _locked(workdir: Path, name: str) -> Iterator[Path]:
+    """Refuse a run that another process is at; give the file for its pipeline. Other runs share the folder."""
+    make_writable(workdir)
+    with (workdir / "runs" / f"{name}.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise BadData(f"{workdir}: another run is using it; wait for it or choose another --workdir") from None
-        yield
+            raise BadData(
+                f"{workdir}: the same run is going on there; wait for it or choose another --workdir"
+            ) from None
+        yield workdir / "runs" / f"{name}.yaml"
 
 
 COMPILE = Command("compile the pipeline of a scenario for a Kubeflow cluster", _compile_arguments, _compile)

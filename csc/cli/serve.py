@@ -69,7 +69,7 @@ def _load(model: str, workdir: str) -> "Predictor":
     import torch
 
     from csc.serving.predictor import Predictor
-    from csc.tracking.runs import fetch_model
+    from csc.tracking.registry import fetch_model
 
     if not os.environ.get("OMP_NUM_THREADS"):
         torch.set_num_threads(cores())  # torch counts the cores of the node, not the share of the container
@@ -83,7 +83,7 @@ def _name(model: str, predictor: "Predictor") -> str:
     """The name in the registry; a folder does not have one, but tells how it would be registered."""
     if registered := re.fullmatch(r"models:/([^/@]+)[/@].+", model):
         return registered[1]
-    from csc.tracking.runs import model_name
+    from csc.tracking.registry import model_name
 
     return model_name(predictor.card.scenario, predictor.card.method)
 

@@ -2,15 +2,14 @@
 
 import os
 import re
-import shutil
 import sys
 import tempfile
 from argparse import ArgumentParser, Namespace
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 
 from csc.cli.command import Command
-from csc.cli.run import alone, class_count
+from csc.cli.run import class_count, interruptible, make_writable
 from csc.cli.submit import (
     check_edited,
     check_place,
@@ -23,14 +22,15 @@ from csc.cli.submit import (
 from csc.cli.workdir import use_workdir
 from csc.config import parse_overrides
 from csc.data.dataset import Dataset
-from csc.data.ingest.digits import VERSION
+from csc.data.ingest.digits import VERSION, ingest_digits
 from csc.errors import BadConfig, BadData
 from csc.pipelines.profile import SHIPPED as PROFILES
-from csc.pipelines.profile import Profile, on_this_machine, read_profile, run_defaults
+from csc.pipelines.profile import Profile, read_profile, run_defaults
 from csc.scenario import CLASS_COUNTS, Scenario
 from csc.storage import absolute, exists, join
-from csc.study.cells import Cell, Place, Result, cells, results
+from csc.study.cells import Cell, DataSource, Result, cells, results
 from csc.study.files import write_files
+from csc.study.local import command_of, distinct, run_cells
 from csc.study.outcome import Outcome
 from csc.study.reading import SHIPPED, read_study
 from csc.study.render import text
@@ -48,17 +48,16 @@ def _arguments(parser: ArgumentParser) -> None:
         default=[],
         help="folder or s3:// of a data set made by 'csc ingest' (digits make themselves); again for another one",
     )
-    parser.add_argument("--scenarios", metavar="A,B", help="in the place of the study's own; any will do")
+    parser.add_argument("--scenarios", metavar="A,B", help="instead of the study's own; any will do")
     parser.add_argument("--methods", metavar="A,B", help="only the rows of these methods")
-    parser.add_argument("--seeds", metavar="0,1", help="in the place of the study's own")
+    parser.add_argument("--seeds", metavar="0,1", help="instead of the study's own")
     parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], dest="overrides", help="a setting")
-    parser.add_argument("--parallel", type=int, metavar="N", help="cells at the same time (here at most 2)")
+    parser.add_argument("--parallel", type=int, metavar="N", help="cells at the same time (default: 1)")
     parser.add_argument(
         "--profile", help=f"YAML file, or one of {', '.join(PROFILES)} (default: local, with --submit kubeflow)"
     )
     parser.add_argument("--workdir", default="work", metavar="DIR", help="folder of runs and results (default: work)")
     parser.add_argument("-o", "--output", metavar="DIR", help="folder of the tables (default: WORKDIR/studies)")
-    parser.add_argument("--any-version", action="store_true", help="also take results that other code has made")
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--dry-run", action="store_true", help="list the cells and which are finished; run nothing")
     instead.add_argument("--compile", metavar="FILE", help="write pipelines for a cluster instead of running")
@@ -85,15 +84,14 @@ def _study(arguments: Namespace) -> int:
         return _submit(arguments, study, profile)
     os.environ.update(profile.env | ({"MLFLOW_TRACKING_URI": profile.tracking.uri} if profile.tracking.uri else {}))
     workdir = use_workdir(arguments.workdir)
-    places = _places(study, arguments.data, profile, workdir, make=not arguments.dry_run)
-    asked = cells(study, places)
-    known = results(asked, any_version=arguments.any_version)
+    sources = _sources(study, arguments.data, profile, workdir, make=not arguments.dry_run)
+    asked = cells(study, sources)
+    known = results(asked)
     if arguments.dry_run:
         return _list(known)
     if left := _left(known):
-        failed = _run(arguments, study, places, known, profile, workdir)
-        tried = {cell.name for cell in left}
-        known = results(asked, failed=failed, tried=tried, any_version=arguments.any_version)
+        failed = _run(arguments, study, left, profile, workdir)
+        known = results(asked, failed=failed, tried={cell.name for cell in left})
     outcome = Outcome(study, tuple(known))
     folder = Path(arguments.output) if arguments.output else workdir / "studies"
     files = write_files(outcome, folder)
@@ -119,34 +117,33 @@ def _seeds(text: str | None) -> list[int] | None:
     return None if words is None else list(dict.fromkeys(map(int, words)))
 
 
-def _places(study: Study, given: Sequence[str], profile: Profile, workdir: Path, *, make: bool) -> dict[str, Place]:
+def _sources(
+    study: Study, given: Sequence[str], profile: Profile, workdir: Path, *, make: bool
+) -> dict[str, DataSource]:
     """The data sets that the study's scenarios need, as far as they are at hand; digits are made if they are not."""
-    places = {}
-    for name, place in map(_named, given):
-        dataset = Dataset.open(absolute(place))
+    sources: dict[str, DataSource] = {}
+    for name, uri in map(_name_and_uri, given):
+        dataset = Dataset.open(absolute(uri))
         if name not in ("", dataset.name):
-            raise BadData(f"--data {name}={place}: holds the data set '{dataset.name}'")
-        _check_once(dataset.name, place, places)
-        places[dataset.name] = Place(absolute(place), len(dataset.classes), dataset.fingerprint)
-    named = list(places)
+            raise BadData(f"--data {name}={uri}: holds the data set '{dataset.name}'")
+        _check_once(dataset.name, uri, sources)
+        sources[dataset.name] = DataSource(absolute(uri), len(dataset.classes), dataset.fingerprint)
+    named = list(sources)
     for scenario in map(Scenario.parse, study.scenarios):
-        if scenario.dataset in places:
+        if scenario.dataset in sources:
             continue
         known = run_defaults(profile, scenario).get("data")
         if scenario.dataset == "digits":
-            place = absolute(known or workdir / "data" / f"digits-{VERSION}")
-            if make and not exists(join(place, "dataset.json")):
-                from csc.data.ingest.digits import ingest_digits
-
-                ingest_digits(place)
-            known = place
+            known = absolute(known or workdir / "data" / f"digits-{VERSION}")
+            if make and not exists(join(known, "dataset.json")):
+                ingest_digits(known)
         if known is not None and exists(join(known, "dataset.json")):
             dataset = Dataset.open(known)
-            places[scenario.dataset] = Place(known, len(dataset.classes), dataset.fingerprint)
+            sources[scenario.dataset] = DataSource(known, len(dataset.classes), dataset.fingerprint)
         elif known is not None and scenario.dataset in CLASS_COUNTS:
-            places[scenario.dataset] = Place(known, CLASS_COUNTS[scenario.dataset])
-    _check_meant(study, named, places)
-    return places
+            sources[scenario.dataset] = DataSource(known, CLASS_COUNTS[scenario.dataset])
+    _check_needed(study, named, sources)
+    return sources
 
 
 def _list(known: Sequence[Result]) -> int:
@@ -155,8 +152,8 @@ def _list(known: Sequence[Result]) -> int:
         state = "finished" if not result.missing else "to run" if not result.cell.refused else "not run"
         reason = "" if state != "not run" else f": {result.reason}"
         print(f"{state:<10}{result.cell.name}{reason}")
-    to_run = {(cell.scenario, cell.config.to_json()) for cell in _left(known)}
-    print(f"{len(known)} cells, {sum(not result.missing for result in known)} finished, {len(to_run)} to run")
+    finished, to_run = sum(not result.missing for result in known), len(distinct(_left(known)))
+    print(f"{len(known)} cells, {finished} finished, {to_run} to run")
     return 0
 
 
@@ -165,41 +162,26 @@ def _left(known: Sequence[Result]) -> list[Cell]:
     return [result.cell for result in known if result.missing and not result.cell.refused]
 
 
-def _run(
-    arguments: Namespace,
-    study: Study,
-    places: Mapping[str, Place],
-    known: Sequence[Result],
-    profile: Profile,
-    workdir: Path,
-) -> dict[str, str]:
-    """Run the cells that are left on this machine; return why some failed."""
-    from csc.pipelines.local.study import run_study
-    from csc.pipelines.study import compile_study, loops, study_name
-    from csc.tracking.runs import reach
+def _run(arguments: Namespace, study: Study, left: Sequence[Cell], profile: Profile, workdir: Path) -> dict[str, str]:
+    """Run cells on this machine; return why some failed."""
+    from csc.tracking.queries import reach
 
-    left = _left(known)
-    turns = loops(left)
-    runs = sum(len(turn.runs) for turn in turns)
-    print(f"{study.title}: {runs} runs to do, on {', '.join(turn.scenario.name for turn in turns)}", flush=True)
-
-    checkpoints = workdir / "checkpoints"
-
-    def looked_up(cell: Cell) -> Result:
-        result = results([cell], tried={cell.name})[0]
-        if not result.missing:
-            shutil.rmtree(checkpoints / cell.key, ignore_errors=True)  # nothing is left to take up
-        return result
-
-    with alone(workdir):
-        for result in known:
-            if not result.missing:  # by a study that was killed then
-                shutil.rmtree(checkpoints / result.cell.key, ignore_errors=True)
-        package = workdir / f"{study_name(study)}.yaml"
-        compile_study(study, left, places, package, on_this_machine(profile), arguments.parallel)
-        reach()  # makes the database, which steps that begin together would all try
-        inputs = {"checkpoints": str(checkpoints)}
-        return run_study(package, inputs, workdir, turns, looked_up, verbose=arguments.verbose, runner=arguments.runner)
+    runs = distinct(left)
+    scenarios = dict.fromkeys(cell.scenario.name for cell in left)
+    print(f"{study.title}: {len(runs)} runs to do, on {', '.join(scenarios)}", flush=True)
+    print(f"the output of each run is in {workdir / 'logs'}", flush=True)
+    options = ["--runner", arguments.runner, *(["--verbose"] if arguments.verbose else [])]
+    options += ["--profile", arguments.profile] if arguments.profile else []
+    make_writable(workdir)
+    reach()  # makes the database, which runs that begin together would all try
+    with interruptible():
+        return run_cells(
+            runs,
+            lambda cell: command_of(cell, str(workdir), options),
+            lambda cell: results([cell], tried={cell.name})[0],
+            parallel=arguments.parallel or profile.study.parallelism,
+            verbose=arguments.verbose,
+        )
 
 
 def _compile(arguments: Namespace, study: Study, profile: Profile) -> int:
@@ -214,8 +196,8 @@ def _compile(arguments: Namespace, study: Study, profile: Profile) -> int:
 def _submit(arguments: Namespace, study: Study, profile: Profile) -> int:
     """Run the whole study on a cluster; return the exit code."""
     check_edited(arguments.profile or "kubeflow", profile)
-    for _, place in map(_named, arguments.data):
-        check_place(place)
+    for _, uri in map(_name_and_uri, arguments.data):
+        check_place(uri)
     endpoint = open_endpoint(arguments, profile)
     warn_of_retries(arguments, profile)
     from csc.pipelines.study import study_name
@@ -231,57 +213,59 @@ def _submit(arguments: Namespace, study: Study, profile: Profile) -> int:
 
 def _compiled(whole: Path, arguments: Namespace, study: Study, profile: Profile) -> list[tuple[Path, int]]:
     """The pipelines of a study as files beside each other, and how many runs each has."""
-    places = {}
-    given = _places_elsewhere(arguments.data, study)
+    sources = {}
+    given = _uris(arguments.data, study)
     for scenario in map(Scenario.parse, study.scenarios):
-        # The place is the cluster's; it is looked at from here only if the number of classes cannot be known otherwise.
+        # The uri is the cluster's; it is opened from here only if the number of classes cannot be known otherwise.
         data = given.get(scenario.dataset) or run_defaults(profile, scenario).get("data")
         if data is not None:
-            places[scenario.dataset] = Place(data, CLASS_COUNTS.get(scenario.dataset) or class_count(scenario, data))
-    _check_meant(study, given, places)
+            sources[scenario.dataset] = DataSource(
+                data, CLASS_COUNTS.get(scenario.dataset) or class_count(scenario, data)
+            )
+    _check_needed(study, given, sources)
     from csc.pipelines.study import compile_study, parts
 
-    cut = parts(cells(study, places))
+    cut = parts(cells(study, sources))
     if len(cut) > 1:
         print(f"{len(cut)} pipelines, because a cluster cannot hold the state of more steps in one; any order will do")
     files = [whole if len(cut) == 1 else whole.with_stem(f"{whole.stem}-{number + 1}") for number in range(len(cut))]
     for file, part in zip(files, cut, strict=True):
-        compile_study(study, part, places, file, profile, arguments.parallel, on_cluster=True)
+        compile_study(study, part, sources, file, profile, arguments.parallel, on_cluster=True)
     return [(file, len(part)) for file, part in zip(files, cut, strict=True)]
 
 
-def _named(place: str) -> tuple[str, str]:
+def _name_and_uri(data: str) -> tuple[str, str]:
     """Take `voc=s3://bucket/voc` apart; the name is empty if none is given."""
-    match = re.fullmatch(r"(?:([a-z0-9_.-]+)=)?(.+)", place)
-    return (match[1] or "", match[2]) if match else ("", place)
+    match = re.fullmatch(r"(?:([a-z0-9_.-]+)=)?(.+)", data)
+    return (match[1] or "", match[2]) if match else ("", data)
 
 
-def _places_elsewhere(given: Sequence[str], study: Study) -> dict[str, str]:
-    """Places by data set, without looking at them."""
+def _uris(given: Sequence[str], study: Study) -> dict[str, str]:
+    """The uris of data sets by their names, without opening them."""
     datasets = {Scenario.parse(name).dataset for name in study.scenarios}
-    places: dict[str, str] = {}
-    for name, place in map(_named, given):
+    uris: dict[str, str] = {}
+    for name, uri in map(_name_and_uri, given):
         if not name and len(datasets) > 1:
-            raise BadData(f"--data {place}: the study has several data sets, say which this is: --data NAME={place}")
+            raise BadData(f"--data {uri}: the study has several data sets, say which this is: --data NAME={uri}")
         dataset = name or next(iter(datasets))
-        _check_once(dataset, place, places)
-        places[dataset] = place
-    return places
+        _check_once(dataset, uri, uris)
+        uris[dataset] = uri
+    return uris
 
 
-def _check_once(dataset: str, place: str, known: Container[str]) -> None:
+def _check_once(dataset: str, uri: str, known: Container[str]) -> None:
     if dataset in known:
-        raise BadData(f"--data {place}: the data set '{dataset}' was given before; give one place for each")
+        raise BadData(f"--data {uri}: the data set '{dataset}' was given before; give one place for each")
 
 
-def _check_meant(study: Study, named: Iterable[str], places: Container[str]) -> None:
-    """Refuse data sets that were given in the place of those that the study needs."""
+def _check_needed(study: Study, given: Iterable[str], sources: Container[str]) -> None:
+    """Refuse data sets that were given instead of those that the study needs."""
     needed = dict.fromkeys(Scenario.parse(name).dataset for name in study.scenarios)
-    idle = [name for name in named if name not in needed]
-    missing = [name for name in needed if name not in places]
-    if idle and missing:
+    unused = [name for name in given if name not in needed]
+    missing = [name for name in needed if name not in sources]
+    if unused and missing:
         raise BadData(
-            f"--data: gives {', '.join(idle)}, but the scenarios of study '{study.name}' need {', '.join(missing)}"
+            f"--data: gives {', '.join(unused)}, but the scenarios of study '{study.name}' need {', '.join(missing)}"
         )
 
 

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from csc.cli.cluster import endpoint_arguments, open_endpoint
 from csc.cli.command import Command
 from csc.cli.run import class_count, overrides_of, scenario_arguments
 from csc.config import differences, resolve
 from csc.errors import BadConfig, BadData
-from csc.pipelines.cluster.run import RemoteRun, endpoint_arguments, open_endpoint
 from csc.pipelines.profile import SHIPPED, Profile, read_profile, run_defaults
 from csc.pipelines.window import Window
 from csc.scenario import CLASS_COUNTS, Scenario
@@ -96,6 +96,8 @@ def send(
         name: of the run.
         inputs: run-time arguments of the pipeline.
     """
+    from csc.pipelines.cluster.run import RemoteRun
+
     namespace = arguments.namespace or profile.cluster.namespace
     experiment = arguments.experiment or profile.cluster.experiment
     digest = hashlib.sha256(package.read_bytes()).hexdigest()[:16]

@@ -1,58 +1,59 @@
 """How the settings of a run come together, the same in every step.
 
-A configuration is resolved in layers: the defaults of `csc.config.schema` (the paper's), the preset of the data set
-(`presets/<data set>.yaml`), the method's own settings (`methods/config/<method>.yaml`), then what the user sets.
-What differs from the first three layers travels through the pipeline as one JSON string (`differences`), and every
-step resolves it again.
+Layers, from the general to the particular: the defaults of the types (the paper's), the preset of the data set
+(`presets/<data set>.yaml`), the method's values (`methods/values/<method>.yaml`), then what the user sets. What differs
+from the first three travels through the pipeline as one JSON string (`differences`), and every step resolves it again.
+
+A run has only the settings that its method and head read. Others are refused, unless a preset sets them, which is
+written for all methods.
 """
 
-import dataclasses
 import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, cast
 
-import yaml
+import msgspec
 
-from csc.config.schema import Config
+from csc.config.reading import Settings, convert, load_yaml
+from csc.config.schema import Config, flatten
 from csc.errors import BadConfig
+
+if TYPE_CHECKING:
+    from csc.methods.base import Method
 
 __all__ = ["differences", "learns_like", "methods", "parse_overrides", "resolve"]
 
-_ROOT = Path(__file__).parents[1]
+_PRESETS = Path(__file__).parent / "presets"
+_VALUES = Path(__file__).parents[1] / "methods" / "values"
 _FALLBACK_PRESET = "coco"  # any other data set is treated like the larger benchmark
+_RENAMED = {"old_label_policy": "loss.old_labels"}  # spellings of the version before
 
 
-def resolve(dataset: str, overrides: Mapping[str, Any] | str | None = None) -> Config:
+def resolve(
+    dataset: str, overrides: Mapping[str, Any] | str | None = None, shared: Mapping[str, Any] | None = None
+) -> Config:
     """Layer defaults, preset, method and overrides into one validated configuration.
 
     Args:
         dataset: name of the data set, which picks the preset.
-        overrides: nested mapping, or the same as JSON text.
+        overrides: nested mapping, or the same as JSON text; a setting that the run does not read is refused.
+        shared: settings for several methods, as a study has them; those that the run does not read are left out.
     """
-    if isinstance(overrides, str):
-        overrides = _from_json(overrides)
-    wanted = dict(overrides or {})
+    wanted = _renamed(_from_json(overrides) if isinstance(overrides, str) else dict(overrides or {}))
     method = wanted.get("method", "csc")
     if not isinstance(method, str) or method not in methods():
         raise BadConfig(f"method '{method}' is not known; choose one of {', '.join(methods())}")
-    own, like = _own_and_like(method)
-    preset = _preset(dataset)
-    merged: dict[str, Any] = {}
-    for layer in (*_layers(preset, own, like), wanted):
-        _merge(merged, layer, "")
-    merged["method"] = method
-    _check_facts(method, own.get("facts", like.get("facts", [])), wanted, dataset if preset != dataset else "")
-    config: Config = _build(Config, merged, "")
-    _check_choices(config, {**like.get("choices", {}), **own.get("choices", {})})
-    if config.backbone.frozen and (own.get("changes_backbone") or config.head == "prompts"):
-        what = f"method '{method}'" if own.get("changes_backbone") else f"head={config.head}"
-        raise BadConfig(
-            f"backbone.frozen=true: {what} works by changing the backbone, so it cannot be frozen; "
-            "leave backbone.frozen and features.views alone"
-        )
+    values = _over(_values(dataset, method), shared or {})
+    head = wanted.get("head", values["head"])
+    if head not in method_class(method).heads:
+        raise BadConfig(f"head={head}: method '{method}' takes only {', '.join(method_class(method).heads)}")
+    form = _form(method, str(head))
+    _check_read(wanted, form, method)
+    _check_facts(wanted, dataset, method)
+    config = convert(form, _over(_readable(values, form), wanted), words=True)
+    method_class(method).check(config)
     return config
 
 
@@ -65,12 +66,9 @@ def differences(dataset: str, config: Config) -> str:
     >>> differences("voc", resolve("voc", {"method": "lwf", "seed": 1}))
     '{"method": "lwf", "seed": 1}'
     """
-    own, like = _own_and_like(config.method)
-    plain: dict[str, Any] = {}
-    for layer in _layers(_preset(dataset), own, like):
-        _merge(plain, layer, "")
-    default = _build(Config, plain, "").flat()
-    always = {"method", "seed", *own.get("facts", like.get("facts", []))}
+    values = _readable(_values(dataset, config.method), type(config))
+    default = dict(_defaults(type(config))) | dict(flatten(values))
+    always = ("method", "seed", *method_class(config.method).facts)
     tree: dict[str, Any] = {}
     for key, value in config.flat().items():
         if key in always or value != default[key]:
@@ -79,60 +77,23 @@ def differences(dataset: str, config: Config) -> str:
     return json.dumps(tree, sort_keys=True)
 
 
-def _own_and_like(method: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a method says of itself, and what the one says that it is a variant of, if any."""
-    own = _method(method)
-    return own, _method(own["like"]) if "like" in own else {}
-
-
-def _preset(dataset: str) -> str:
-    """The preset of a data set."""
-    return dataset if (_ROOT / "config" / "presets" / f"{dataset}.yaml").is_file() else _FALLBACK_PRESET
-
-
-def _layers(preset: str, own: Mapping[str, Any], like: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-    """What is set before the user sets anything, from the general to the particular."""
-    return (
-        _yaml(_ROOT / "config" / "presets" / f"{preset}.yaml"),
-        like.get("settings", {}),
-        like.get("datasets", {}).get(preset, {}),
-        own.get("settings", {}),
-        own.get("datasets", {}).get(preset, {}),
-    )
-
-
-def _check_facts(method: str, keys: Sequence[str], wanted: Mapping[str, Any], unknown: str) -> None:
-    """Refuse to guess what a method has to know of a data set for which there is no preset."""
-    for key in keys if unknown else ():
-        group, _, name = key.partition(".")
-        if name not in wanted.get(group, {}):
-            raise BadConfig(
-                f"{key}: method '{method}' has to know it of data set '{unknown}'; set {' and '.join(keys)}"
-            )
-
-
-def _check_choices(config: Config, choices: Mapping[str, Sequence[str]]) -> None:
-    """Refuse values that mean nothing to the method, though they do to others."""
-    given = config.flat()
-    for key, values in choices.items():
-        if given[key] not in values:
-            raise BadConfig(f"{key}={given[key]}: method '{config.method}' takes only {', '.join(values)}")
+@cache
+def methods() -> dict[str, str]:
+    """The learning methods by name, with one line on each."""
+    files = sorted(_VALUES.glob("*.yaml"), key=lambda file: file.stem)
+    return {file.stem: str(_yaml(file)["description"]) for file in files}
 
 
 def learns_like(method: str) -> str:
     """The method whose code a method runs: itself, or the one that it is a variant of."""
-    return str(_method(method).get("like", method))
+    return str(_yaml(_VALUES / f"{method}.yaml").get("like", method))
 
 
-def _method(name: str) -> dict[str, Any]:
-    return _yaml(_ROOT / "methods" / "config" / f"{name}.yaml")
+def method_class(method: str) -> "type[Method]":
+    """The class of a method; a variant, which only differs in its values, has the class of what it is like."""
+    from csc.methods import registered
 
-
-@cache
-def methods() -> dict[str, str]:
-    """The learning methods by name, with one line on each; known without importing any of them."""
-    files = sorted((_ROOT / "methods" / "config").glob("*.yaml"), key=lambda file: file.stem)
-    return {file.stem: str(_yaml(file)["description"]) for file in files}
+    return registered()[learns_like(method)]
 
 
 def parse_overrides(items: Sequence[str]) -> dict[str, Any]:
@@ -159,7 +120,7 @@ def parse_overrides(items: Sequence[str]) -> dict[str, Any]:
 def _from_json(text: str) -> dict[str, Any]:
     try:
         content = json.loads(text or "{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadConfig(f"config: not readable as JSON ({error})") from None
     if not isinstance(content, dict):
         raise BadConfig('config: expected a JSON object such as {"method": "csc"}')
@@ -168,75 +129,98 @@ def _from_json(text: str) -> dict[str, Any]:
 
 @cache
 def _yaml(path: Path) -> dict[str, Any]:
-    # The compiled loader is many times faster, and every step of a run reads all methods.
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    content = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
+    content = load_yaml(path)
     return content if isinstance(content, dict) else {}
 
 
-def _merge(tree: dict[str, Any], layer: Mapping[str, Any], path: str) -> None:
-    for key, value in layer.items():
-        if isinstance(value, Mapping):
-            node = tree.setdefault(key, {})
-            if not isinstance(node, dict):
-                raise BadConfig(f"{path}{key}: expected one value, got a group of settings")
-            _merge(node, value, f"{path}{key}.")
-        elif isinstance(tree.get(key), dict):
-            raise BadConfig(f"{path}{key}: is a group of settings, set one of them: {path}{key}.<name>=…")
+def _values(dataset: str, method: str) -> dict[str, Any]:
+    """What is set before the user sets anything: the preset, then the method, first what it is a variant of."""
+    preset = dataset if _has_preset(dataset) else _FALLBACK_PRESET
+    own = _yaml(_VALUES / f"{method}.yaml")
+    like = _yaml(_VALUES / f"{own['like']}.yaml") if "like" in own else {}
+    tree: dict[str, Any] = {"method": method, "head": method_class(method).heads[0]}
+    for layer in (_yaml(_PRESETS / f"{preset}.yaml"), *_layers(like, preset), *_layers(own, preset)):
+        tree = _over(tree, layer)
+    return tree
+
+
+def _has_preset(dataset: str) -> bool:
+    return (_PRESETS / f"{dataset}.yaml").is_file()
+
+
+def _layers(values: Mapping[str, Any], preset: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    return values.get("settings", {}), values.get("datasets", {}).get(preset, {})
+
+
+def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Two layers as one; where both say something, the upper one counts."""
+    merged = dict(below)
+    for key, value in above.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = {**merged[key], **value} if both else value
+    return merged
+
+
+@cache
+def _form(method: str, head: str) -> type[Config]:
+    """The type of the settings of a run: those of all, and those that its method and head read."""
+    groups = method_class(method).groups(head)
+    fields = [(name, kind, msgspec.field(default_factory=kind)) for name, kind in groups.items()]
+    form = msgspec.defstruct("Config", fields, bases=(Config,), frozen=True, kw_only=True)
+    return cast("type[Config]", form)
+
+
+def _defaults(form: type[Settings], path: str = "") -> Iterator[tuple[str, Any]]:
+    """The default of every setting of a type, by its dotted key."""
+    for item in msgspec.structs.fields(form):
+        if isinstance(item.type, type) and issubclass(item.type, Settings):
+            yield from _defaults(item.type, f"{path}{item.name}.")
         else:
-            tree[key] = value
+            yield path + item.name, item.default
 
 
-def _build(kind: Any, values: Mapping[str, Any], path: str) -> Any:
-    """Make a dataclass from plain values; an unknown key or a wrong type is named with its whole path."""
-    hints = get_type_hints(kind)
-    for key in values:
-        if key not in hints:
-            raise BadConfig(f"{path}{key}: no such setting; choose one of {', '.join(path + name for name in hints)}")
-    built: dict[str, Any] = {}
-    for key, value in values.items():
-        hint = hints[key]
-        if dataclasses.is_dataclass(hint):
-            if not isinstance(value, Mapping):
-                names = ", ".join(get_type_hints(hint))
-                raise BadConfig(f"{path}{key}: is a group of settings, set one of them: {names}")
-            built[key] = _build(hint, value, f"{path}{key}.")
-        else:
-            built[key] = _coerce(value, hint, f"{path}{key}")
-    return kind(**built)
+def _check_read(wanted: Mapping[str, Any], form: type[Config], method: str) -> None:
+    """Refuse settings that exist, but that this method with this head does not read."""
+    for key, _ in flatten(wanted):
+        if key not in dict(_defaults(form)):
+            forms = {name: [_form(name, head) for head in method_class(name).heads] for name in methods()}
+            readers = [name for name, heads in forms.items() if any(key in dict(_defaults(other)) for other in heads)]
+            if method in readers:
+                raise BadConfig(f"{key}: read only with another head than the present one; set head too")
+            if readers:
+                raise BadConfig(f"{key}: method '{method}' does not read it, {', '.join(readers)} would")
 
 
-def _coerce(value: Any, hint: Any, key: str) -> Any:
-    """Read one value as its declared type; text from the command line counts as what it spells."""
-    if get_origin(hint) is Union:  # a number or a word
-        number, word = get_args(hint)
-        try:
-            return value if value in get_args(word) else _number(value, number, key)
-        except BadConfig as error:
-            raise BadConfig(f"{error} or '{get_args(word)[0]}'") from None
-    if get_origin(hint) is Literal:
-        if value in get_args(hint):
-            return value
-        raise BadConfig(f"{key}={value}: expected one of {', '.join(get_args(hint))}")
-    if hint is bool:
-        words = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-        if isinstance(value, bool) or str(value).lower() in words:
-            return value if isinstance(value, bool) else words[str(value).lower()]
-        raise BadConfig(f"{key}={value}: expected true or false")
-    if hint is str:
-        if isinstance(value, str) and value:
-            return value
-        raise BadConfig(f"{key}={value!r}: expected text")
-    return _number(value, hint, key)
+def _check_facts(wanted: Mapping[str, Any], dataset: str, method: str) -> None:
+    """Refuse to guess what a method has to know of a data set for which there is no preset."""
+    facts = method_class(method).facts
+    given = dict(flatten(wanted))
+    for key in facts if not _has_preset(dataset) else ():
+        if key not in given:
+            raise BadConfig(
+                f"{key}: method '{method}' has to know it of data set '{dataset}'; set {' and '.join(facts)}"
+            )
 
 
-def _number(value: Any, kind: type, key: str) -> Any:
-    try:
-        if isinstance(value, bool) or (kind is int and isinstance(value, float) and value != int(value)):
-            raise ValueError
-        number = kind(value)
-        if not math.isfinite(number):
-            raise ValueError
-    except (TypeError, ValueError, OverflowError):
-        raise BadConfig(f"{key}={value}: expected {'a whole number' if kind is int else 'a number'}") from None
-    return number
+def _readable(values: Mapping[str, Any], form: type[Config]) -> dict[str, Any]:
+    """What of presets and values a run reads; they are written for all methods and heads."""
+    known = dict(_defaults(form))
+    tree: dict[str, Any] = {}
+    for key, value in flatten(values):
+        if key in known:
+            tree = _over(tree, _nested(key, value))
+    return tree
+
+
+def _nested(key: str, value: Any) -> dict[str, Any]:
+    group, _, name = key.rpartition(".")
+    return {group: {name: value}} if group else {name: value}
+
+
+def _renamed(wanted: dict[str, Any]) -> dict[str, Any]:
+    """Take the spellings of the version before, with a hint."""
+    for old, new in _RENAMED.items():
+        if old in wanted:
+            print(f"note: {old} is now called {new}", flush=True)
+            wanted = _over(wanted, _nested(new, wanted.pop(old)))
+    return wanted

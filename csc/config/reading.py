@@ -1,11 +1,10 @@
 """Reading what people write, in YAML, JSON or on the command line, into typed settings.
 
-msgspec checks types and ranges. What it finds wrong becomes one line with the whole key, the value and what would be
-right. Nothing is guessed: an unknown key, a key given twice or a value of another type is refused.
+Types and limits are msgspec's. What is wrong becomes one line with the whole key, the value and what would be right.
+Nothing is guessed: an unknown key, a key given twice or a value of another type is refused.
 """
 
 import math
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import UnionType
@@ -22,10 +21,15 @@ _Kind = TypeVar("_Kind")
 _SWITCHES = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 _LONGEST = 60  # characters of a wrong value that a message repeats
+_DEEPEST = 50  # groups within groups; the compiled reader of YAML crashes at many thousands
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A group of settings, each with its type, its range and its default."""
+    """A group of settings, each with its type, its limits and its default; a subclass says `frozen=True` again.
+
+    `msgspec.Meta` has the limits: `ge`, `gt` and `le` of a number, or a `pattern` with a `description` that says in
+    words what it stands for. With `extra={"hidden": True}` a wrong value is not repeated in messages.
+    """
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -45,13 +49,24 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 def load_yaml(path: Path) -> Any:
     """Read a YAML file; what cannot be read is one line that names the file and the line in it."""
     try:
-        return yaml.load(path.read_text(encoding="utf-8"), _Loader)
-    except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise BadConfig(f"{path}: not readable ({getattr(error, 'strerror', None) or error})") from None
+        text = path.read_text(encoding="utf-8")
+        _check_depth(text)
+        return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" in line {mark.line + 1}" if mark else ""
-        raise BadConfig(f"{path}: not readable as YAML{line} ({getattr(error, 'problem', error)})") from None
+        problem = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise BadConfig(f"{path}: not readable as YAML{line} ({problem})") from None
+    except (OSError, ValueError) as error:
+        raise BadConfig(f"{path}: not readable ({getattr(error, 'strerror', None) or error})") from None
+
+
+def _check_depth(text: str) -> None:
+    depth = 0
+    for event in yaml.parse(text, _Loader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST:
+            raise yaml.MarkedYAMLError(problem="too many groups within groups", problem_mark=event.start_mark)
 
 
 def convert(kind: type[_Kind], content: Any, *, words: bool = False) -> _Kind:
@@ -59,83 +74,92 @@ def convert(kind: type[_Kind], content: Any, *, words: bool = False) -> _Kind:
 
     Args:
         kind: a `Settings` type.
-        content: as YAML or JSON gives it. A key without a value, as when all its lines are comments, counts as left out.
-        words: take text for the number or the switch that it spells, as on the command line.
+        content: as YAML or JSON gives it. A key without a value, as when its lines are all comments, counts as left
+            out.
+        words: as on the command line: text counts as the number or switch that it spells, and 3.0 as the number 3.
     """
-    cleaned = _cleaned(kind, content, "", words)
-    try:
-        return msgspec.convert(cleaned, kind)
-    except msgspec.ValidationError as error:
-        raise BadConfig(_explained(str(error), kind, cleaned)) from None
+    made: _Kind = _value(kind, content, "", words)
+    return made
 
 
-def _spelled(text: str, hint: Any) -> Any:
+def _value(hint: Any, value: Any, key: str, words: bool) -> Any:
+    """Check one value against its type; `key` is its whole path, for messages."""
+    bare = _bare(hint)
+    if isinstance(bare, type) and issubclass(bare, msgspec.Struct):
+        return _group(bare, value, key, words)
+    if get_origin(bare) is tuple and isinstance(value, list | tuple):
+        return tuple(_value(get_args(bare)[0], item, f"{key}[{index}]", words) for index, item in enumerate(value))
+    if get_origin(bare) is dict and isinstance(value, Mapping):
+        name_hint, item_hint = get_args(bare)
+        for name in value:
+            if not _fits(name_hint, name):
+                raise BadConfig(f"{key}.{_shown(name)}: expected {_expected(name_hint)}")
+        return {name: _value(item_hint, item, f"{key}.{name}", words) for name, item in value.items()}
+    if words:
+        value = _spelled(value, bare)
+    if not _fits(hint, value):
+        raise BadConfig(_problem(hint, value, key))
+    return msgspec.convert(value, hint)
+
+
+def _group(kind: type[msgspec.Struct], value: Any, key: str, words: bool) -> Any:
+    fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
+    if not isinstance(value, Mapping):
+        raise BadConfig(f"{key or 'the file'}: expected a group of {', '.join(fields)}")
+    path = f"{key}." if key else ""
+    for name in value:
+        if name not in fields:
+            known = ", ".join(path + field for field in fields)
+            raise BadConfig(f"{path}{_shown(name)}: no such key; choose one of {known}")
+    given = {name: item for name, item in value.items() if item is not None or words}
+    return kind(**{name: _value(fields[name], item, f"{path}{name}", words) for name, item in given.items()})
+
+
+def _spelled(value: Any, hint: Any) -> Any:
     """The number or switch that a word spells where one is expected; otherwise the word itself."""
-    kinds = {kind for kind in _alternatives(hint) if isinstance(kind, type)}
-    if text in _choices(hint):
-        return text
+    kinds = {*_alternatives(hint), *map(type, _choices(hint))}
+    if isinstance(value, float) and int in kinds and math.isfinite(value) and value == int(value):
+        return int(value)
+    if not isinstance(value, str) or value in _choices(hint):
+        return value
     if bool in kinds:
-        return _SWITCHES.get(text.lower(), text)
+        return _SWITCHES.get(value.lower(), value)
     for kind in (int, float):
-        if kinds & {kind, float}:
+        if kind in kinds or float in kinds:
             try:
-                return kind(text)
+                return kind(value)
             except ValueError:
                 continue
-    return text
-
-
-def _cleaned(hint: Any, value: Any, key: str, words: bool) -> Any:
-    """Look at what msgspec does not: unknown keys, whose neighbours are named, numbers that are none, and words."""
-    hint = _bare(hint)
-    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
-        fields = {field.name: field.type for field in msgspec.structs.fields(hint)}
-        if not isinstance(value, Mapping):
-            raise BadConfig(f"{key or 'the file'}: expected a group of {', '.join(fields)}, found {_shown(value)}")
-        path = f"{key}." if key else ""
-        for name in value:
-            if name not in fields:
-                known = ", ".join(path + field for field in fields)
-                raise BadConfig(f"{path}{name}: no such key; choose one of {known}")
-        given = {name: item for name, item in value.items() if item is not None or words}
-        return {name: _cleaned(fields[name], item, f"{path}{name}", words) for name, item in given.items()}
-    if get_origin(hint) is tuple and isinstance(value, list):
-        return [_cleaned(get_args(hint)[0], item, f"{key}[{index}]", words) for index, item in enumerate(value)]
-    if words and isinstance(value, str):
-        value = _spelled(value, hint)
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise BadConfig(f"{key}={value}: expected {_expected(hint)}")
-        if int in _alternatives(hint) and value == int(value):
-            return int(value)
     return value
 
 
-def _explained(message: str, kind: Any, content: Any) -> str:
-    """Turn msgspec's words and path into the key, the value and what would be right."""
-    place = re.search(r" - at `(?:key in )?\$(.*)`$", message)
-    hint, value, path = kind, content, ""
-    for name, index in re.findall(r"\.(\w+)|\[(\d+|\.\.\.)\]", place[1] if place else ""):
-        hint = _bare(hint)
-        if name:
-            hint = {field.name: field.type for field in msgspec.structs.fields(hint)}[name]
-            value, path = value[name], f"{path}.{name}" if path else name
-        elif index == "...":  # a value of a mapping, which msgspec does not name
-            hint = get_args(hint)[1]
-            wrong = next((k for k, item in value.items() if not isinstance(item, hint)), "")
-            value, path = value.get(wrong), f"{path}.{wrong}"
-        else:
-            hint, value, path = get_args(hint)[0], value[int(index)], f"{path}[{index}]"
-    quote = f'; put it in quotes: "{value}"' if _bare(hint) is str and type(value) in (int, float) else ""
-    return f"{path}={_shown(value)}: expected {_expected(hint)}{quote}"
+def _fits(hint: Any, value: Any) -> bool:
+    """Whether a value is of a plain type and within its limits; what is no number never is."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return False
+    try:
+        msgspec.convert(value, hint)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def _problem(hint: Any, value: Any, key: str) -> str:
+    """Say what is wrong with a value."""
+    limits = _limits(hint)
+    hidden = bool(limits and limits.extra and limits.extra.get("hidden"))
+    given = key if hidden else f"{key}={_shown(value)}"
+    quotes = ""
+    if _bare(hint) is str and type(value) in (int, float):
+        quotes = "; put it in quotes" + ("" if hidden else f': "{_shown(value)}"')
+    return f"{given}: expected {_expected(hint)}{quotes}"
 
 
 def _expected(hint: Any) -> str:
-    """What a value of a type is, in words, with its range."""
-    limits = next((item for item in get_args(hint)[1:] if isinstance(item, msgspec.Meta)), None)
-    bare = _bare(hint)
-    if isinstance(bare, type) and issubclass(bare, msgspec.Struct):
-        return f"a group of {', '.join(field.name for field in msgspec.structs.fields(bare))}"
+    """What a value of a type is, in words, with its limits."""
+    bare, limits = _bare(hint), _limits(hint)
+    if limits and limits.description:
+        return limits.description
     if get_origin(bare) is tuple:
         return "a list"
     if get_origin(bare) is dict:
@@ -144,10 +168,7 @@ def _expected(hint: Any) -> str:
     choices = [str(choice) for choice in _choices(bare) if choice != ""]
     if choices:
         words.append(f"one of {', '.join(choices)}" if not words else " or ".join(repr(choice) for choice in choices))
-    text = " or ".join(words)
-    for part in _alternatives(hint) if limits is None else ():
-        limits = limits or next((item for item in get_args(part)[1:] if isinstance(item, msgspec.Meta)), None)
-    return text if limits is None else _within(text, limits)
+    return _within(" or ".join(words), limits) if limits else " or ".join(words)
 
 
 def _within(text: str, limits: msgspec.Meta) -> str:
@@ -157,8 +178,6 @@ def _within(text: str, limits: msgspec.Meta) -> str:
         return f"{text}, {limits.ge} or more"
     if limits.gt is not None:
         return text.replace("a number", "a positive number") if limits.gt == 0 else f"{text} above {limits.gt}"
-    if limits.pattern is not None or limits.description:
-        return limits.description or text
     return text
 
 
@@ -167,12 +186,23 @@ def _bare(hint: Any) -> Any:
     return get_args(hint)[0] if get_origin(hint) is Annotated else hint
 
 
-def _alternatives(hint: Any) -> tuple[Any, ...]:
-    """The types that a value may have."""
+def _limits(hint: Any) -> msgspec.Meta | None:
+    """The limits of a type, or of the one among several that has some."""
+    for part in (hint, *_parts(hint)):
+        for item in get_args(part)[1:] if get_origin(part) is Annotated else ():
+            if isinstance(item, msgspec.Meta):
+                return item
+    return None
+
+
+def _parts(hint: Any) -> tuple[Any, ...]:
     bare = _bare(hint)
-    if get_origin(bare) in (Union, UnionType):
-        return tuple(_bare(part) for part in get_args(bare))
-    return (bare,)
+    return get_args(bare) if get_origin(bare) in (Union, UnionType) else (bare,)
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    """The types that a value may have, without their limits."""
+    return tuple(_bare(part) for part in _parts(hint))
 
 
 def _choices(hint: Any) -> tuple[Any, ...]:
@@ -181,5 +211,10 @@ def _choices(hint: Any) -> tuple[Any, ...]:
 
 
 def _shown(value: Any) -> str:
-    text = "a list" if isinstance(value, list) else "a group" if isinstance(value, Mapping) else str(value)
+    """A wrong value in one short line."""
+    if isinstance(value, list | Mapping):
+        return "a list" if isinstance(value, list) else "a group"
+    if isinstance(value, int) and abs(value) >= 10**_LONGEST:
+        return "a huge number"  # Python refuses to write the longest ones
+    text = str(value) if str(value).isprintable() else repr(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"

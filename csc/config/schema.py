@@ -1,108 +1,107 @@
-"""The settings of a run, group by group: defaults, which are the paper's, and the values that make sense.
+"""The settings of a run that all methods share, group by group: defaults, which are the paper's, and ranges.
 
-`csc.config` says how the settings of a run come together.
+Settings that only one method or one head reads are declared where they are read (`csc.methods`). `csc.config.layers`
+says how the settings of a run come together.
 """
 
-import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
+import msgspec
+from msgspec import Meta
+
+from csc.config.reading import Settings
 from csc.errors import BadConfig
 
-__all__ = ["BY_WHOM", "Backbone", "CiGcn", "Config", "Krt", "L2p", "Memory", "Train"]
+__all__ = [
+    "EXECUTION_ONLY",
+    "AtLeast0",
+    "AtLeast1",
+    "Backbone",
+    "Config",
+    "Loss",
+    "Memory",
+    "NotNegative",
+    "Settings",
+    "Text",
+    "Train",
+    "Unit",
+    "flatten",
+]
 
-BY_WHOM: dict[str, Any] = {"workers": "auto", "processes": "auto", "nodes": 1}  # changes no result
+AtLeast0 = Annotated[int, Meta(ge=0)]
+AtLeast1 = Annotated[int, Meta(ge=1)]
+NotNegative = Annotated[float, Meta(ge=0)]
+Positive = Annotated[float, Meta(gt=0)]
+Unit = Annotated[float, Meta(ge=0, le=1)]
+Text = Annotated[str, Meta(min_length=1)]
+_Group = TypeVar("_Group", bound=Settings)
+
+# Who does the work, which changes no result: a run may go on with another number of hands.
+EXECUTION_ONLY = ("train.workers", "train.processes", "train.nodes")
 
 
-def setting(default: Any, *, least: float | None = None, most: float | None = None, positive: bool = False) -> Any:
-    """A number with a default and limits; a word in its place has none."""
-    return field(default=default, metadata={"least": least, "most": most, "positive": positive})
-
-
-@dataclass(frozen=True)
-class Backbone:
+class Backbone(Settings, frozen=True, kw_only=False):
     """The feature extractor, by its timm name (`name` or `name.tag`)."""
 
-    name: str = "tresnet_m.miil_in21k"
+    name: Text = "tresnet_m.miil_in21k"
     frozen: bool = False
-    output_stride: int = 32
+    output_stride: Literal[8, 16, 32] = 32
 
 
-@dataclass(frozen=True)
-class Input:
+class Input(Settings, frozen=True):
     """What happens to an image on its way to the backbone."""
 
-    size: int = setting(224, least=16)
+    size: Annotated[int, Meta(ge=16)] = 224
     augment: bool = True
     decode: Literal["fast", "exact"] = "fast"
 
 
-@dataclass(frozen=True)
-class Features:
+class Features(Settings, frozen=True):
     """Cached feature maps of a frozen backbone: `views` per training image, augmented if the input is; 0 for none."""
 
-    views: int = setting(0, least=0)
+    views: AtLeast0 = 0
 
 
-@dataclass(frozen=True)
-class Train:
+class Train(Settings, frozen=True):
     """Optimisation of one task."""
 
-    epochs: int = setting(20, least=1)
-    batch_size: int = setting(64, least=2)
-    lr_base: float = setting(4e-5, positive=True)
-    lr: float = setting(4e-5, positive=True)
-    backbone_lr_scale: float = setting(1.0, least=0)
-    weight_decay: float = setting(1e-4, least=0)
+    epochs: AtLeast1 = 20
+    batch_size: Annotated[int, Meta(ge=2)] = 64
+    lr_base: Positive = 4e-5
+    lr: Positive = 4e-5
+    backbone_lr_scale: NotNegative = 1.0
+    weight_decay: NotNegative = 1e-4
     schedule: Literal["onecycle", "constant"] = "onecycle"
-    pct_start: float = setting(0.2, least=0, most=1)
-    clip: float = setting(0.0, least=0)
-    accumulate: int = setting(1, least=1)
+    pct_start: Unit = 0.2
+    clip: NotNegative = 0.0
+    accumulate: AtLeast1 = 1
     amp: Literal["auto", "bf16", "fp16", "off"] = "auto"
     compile: bool = False
     channels_last: Literal["auto", "on", "off"] = "auto"
-    workers: int | Literal["auto"] = setting("auto", least=0)
-    processes: int | Literal["auto"] = setting("auto", least=1)
-    nodes: int = setting(1, least=1)
+    workers: AtLeast0 | Literal["auto"] = "auto"
+    processes: AtLeast1 | Literal["auto"] = "auto"
+    nodes: AtLeast1 = 1
 
 
-@dataclass(frozen=True)
-class CiGcn:
-    """The class-incremental graph network; every ablation of the paper's tables 4 and 5 is a value here."""
+class Loss(Settings, frozen=True):
+    """The classification loss; methods that weigh it against others add to this group."""
 
-    width: int = setting(1024, least=1)
-    correlation: Literal["G->S", "Z->S", "Z->Z"] = "G->S"
-    masks: Literal["softmax", "sigmoid"] = "softmax"
-    mask_axis: Literal["spatial", "class"] = "spatial"
-    pooling: Literal["max", "avg"] = "max"
-    fusion: Literal["mean", "sum"] = "mean"
-    plain: bool = False
-    rank: int = setting(0, least=0)
-
-
-@dataclass(frozen=True)
-class Loss:
-    """The classification loss: weight of the new classes against distillation, and the form of the new-class term."""
-
-    alpha: float = setting(0.15, least=0, most=1)
     form: Literal["bce", "asl"] = "bce"
 
 
-@dataclass(frozen=True)
-class MaxEntropy:
-    """The max-entropy regulariser; `beta = 0` switches it off."""
+class MaxEntropy(Settings, frozen=True):
+    """The max-entropy regulariser, which any method may add; `beta = 0` switches it off."""
 
-    beta: float = setting(0.0, least=0)
+    beta: NotNegative = 0.0
     classes: Literal["old", "all"] = "old"
     form: Literal["one_sided", "binary"] = "one_sided"
     reduction: Literal["sum", "mean"] = "sum"
 
 
-@dataclass(frozen=True)
-class Memory:
+class Memory(Settings, frozen=True):
     """What is kept of a task's images for later tasks, and how it is replayed.
 
     `per_class` exemplars of each class, or `total` of all together (split evenly for `herding` and `random`).
@@ -111,80 +110,29 @@ class Memory:
     """
 
     sampler: Literal["none", "herding", "random", "reservoir", "prs", "ocdm"] = "none"
-    per_class: int = setting(0, least=0)
-    total: int = setting(0, least=0)
+    per_class: AtLeast0 = 0
+    total: AtLeast0 = 0
     unique: bool = False
     replay: Literal["concat", "batch"] = "concat"
-    batch_size: int = setting(0, least=0)
-    weight: float = setting(0.5, least=0)
+    batch_size: AtLeast0 = 0
+    weight: NotNegative = 0.5
     labels: Literal["own_task", "own_to_current"] = "own_to_current"
     unknown: Literal["negative", "masked"] = "negative"
     rho: float = 0.0
 
-
-@dataclass(frozen=True)
-class Oewc:
-    """Online EWC: strength of the penalty, decay of the Fisher information, and how it is estimated."""
-
-    weight: float = setting(100.0, least=0)
-    gamma: float = setting(1.0, least=0, most=1)
-    samples: int = setting(2000, least=1)
-    batch_size: int = setting(4, least=1)
-
-
-@dataclass(frozen=True)
-class Podnet:
-    """PODNet as adapted by KRT: weights of the pooled maps and of the final features."""
-
-    spatial: float = setting(5.0, least=0)
-    flat: float = setting(180.0, least=0)
+    def __post_init__(self) -> None:
+        """Refuse a memory without a size, or with one that its sampler cannot keep."""
+        if self.sampler == "none":
+            return
+        if bool(self.per_class) == bool(self.total):
+            raise BadConfig(
+                f"memory.per_class={self.per_class}, memory.total={self.total}: give one of them, and only one"
+            )
+        if self.sampler in ("reservoir", "prs", "ocdm") and not self.total:
+            raise BadConfig(f"memory.sampler={self.sampler}: keeps a fixed number of images, so set memory.total")
 
 
-@dataclass(frozen=True)
-class Derpp:
-    """DER++: weights of the stored logits and of the stored labels."""
-
-    alpha: float = setting(0.5, least=0)
-    beta: float = setting(0.5, least=0)
-
-
-@dataclass(frozen=True)
-class Agcn:
-    """AGCN: weight of the preserved relations; for `head=label_graph` also the word vectors and the hidden width.
-
-    `embeddings` names an .npz file with `classes` and `vectors`; `random` takes fixed random vectors.
-    """
-
-    relations: float = setting(0.01, least=0)
-    embeddings: str = "random"
-    width: int = setting(1024, least=1)
-
-
-@dataclass(frozen=True)
-class Krt:
-    """KRT: the cross-attention head, the weight that keeps its old tokens' answers, and the pseudo-label threshold."""
-
-    width: int = setting(384, least=1)
-    heads: int = setting(8, least=1)
-    init_std: float = setting(0.01, least=0)
-    tokens: float = setting(100.0, least=0)
-    threshold: float = setting(0.8, least=0, most=1)
-    labels_per_image: float = setting(2.9, least=0)
-    of_classes: int = setting(80, least=1)
-
-
-@dataclass(frozen=True)
-class L2p:
-    """L2P: a pool of prompts for a frozen transformer, and the pull of the chosen keys towards the images."""
-
-    pool: int = setting(10, least=1)
-    length: int = setting(5, least=1)
-    chosen: int = setting(5, least=1)
-    pull: float = 0.1
-
-
-@dataclass(frozen=True)
-class ReleaseQuirks:
+class ReleaseQuirks(Settings, frozen=True):
     """What the released code does otherwise than the paper, one switch each."""
 
     freeze_grown_layers: bool = False
@@ -194,111 +142,69 @@ class ReleaseQuirks:
     legacy_bias_reset: bool = False
 
 
-@dataclass(frozen=True)
-class Config:
-    """Everything that decides the outcome of a run, apart from the data and the scenario."""
+class Config(Settings, frozen=True):
+    """Everything that decides the outcome of a run, apart from the data and the scenario.
+
+    These are the settings of every method. Those of a run are a subtype with the groups that its method and head read
+    beside them (`csc.config.layers`), so a setting that nothing reads is no part of a run.
+    """
 
     method: str = "csc"
-    seed: int = setting(0, least=0)
-    init: str = "hub"
+    seed: Annotated[int, Meta(ge=0, lt=1 << 53)] = 0
+    init: Text = "hub"
     allow_leaky_init: bool = False
-    head: Literal["ci_gcn", "linear", "label_graph", "attention", "prompts"] = "linear"
+    head: str = "linear"
     labels: Literal["task", "seen"] = "task"
-    held_out: int = setting(0, least=0)  # one of so many training images is tested on, in the place of the test images
-    old_label_policy: Literal["kd", "negative", "masked"] = "kd"
-    threshold: float = setting(0.8, least=0, most=1)
-    backbone: Backbone = field(default_factory=Backbone)
-    input: Input = field(default_factory=Input)
-    features: Features = field(default_factory=Features)
-    train: Train = field(default_factory=Train)
-    cigcn: CiGcn = field(default_factory=CiGcn)
-    loss: Loss = field(default_factory=Loss)
-    max_entropy: MaxEntropy = field(default_factory=MaxEntropy)
-    memory: Memory = field(default_factory=Memory)
-    oewc: Oewc = field(default_factory=Oewc)
-    podnet: Podnet = field(default_factory=Podnet)
-    derpp: Derpp = field(default_factory=Derpp)
-    agcn: Agcn = field(default_factory=Agcn)
-    krt: Krt = field(default_factory=Krt)
-    l2p: L2p = field(default_factory=L2p)
-    release_quirks: ReleaseQuirks = field(default_factory=ReleaseQuirks)
+    held_out: AtLeast0 = 0  # one of so many training images is tested on, in the place of the test images
+    threshold: Unit = 0.8
+    backbone: Backbone = Backbone()
+    input: Input = Input()
+    features: Features = Features()
+    train: Train = Train()
+    loss: Loss = Loss()
+    max_entropy: MaxEntropy = MaxEntropy()
+    release_quirks: ReleaseQuirks = ReleaseQuirks()
+    memory: ClassVar[Memory] = Memory()  # of methods that never replay; others have a group of this name
 
     def __post_init__(self) -> None:
-        _check_ranges(self, "")
-        _check_combinations(self)
+        """Refuse settings that contradict each other."""
+        views = self.features.views
+        if self.held_out == 1:
+            raise BadConfig("held_out=1: holds out all training images; 5 holds out a fifth of them")
+        if views and not self.backbone.frozen:
+            raise BadConfig(
+                f"features.views={views}: maps of a backbone that learns go stale; set backbone.frozen=true"
+            )
+        if views > 1 and not self.input.augment:
+            raise BadConfig(f"features.views={views}: without input.augment all views are the same; set it to 1")
+
+    def of(self, kind: type[_Group]) -> _Group:
+        """The group of a type that a method or a head declares."""
+        return next(group for group in msgspec.structs.astuple(self) if isinstance(group, kind))
+
+    def tree(self) -> dict[str, Any]:
+        """All settings as plain nested data."""
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        return plain
 
     def to_json(self) -> str:
-        """The whole configuration as canonical JSON."""
-        return json.dumps(dataclasses.asdict(self), sort_keys=True)
+        """All settings as canonical JSON."""
+        return json.dumps(self.tree(), sort_keys=True)
 
     def flat(self) -> dict[str, Any]:
         """Dotted keys and plain values, for tracking and tables."""
-        return dict(_flatten(dataclasses.asdict(self)))
+        return dict(flatten(self.tree()))
 
     def fingerprint(self, *more: str) -> str:
-        """A short digest of the configuration and whatever else identifies a run; not of who does the work."""
-        same = dataclasses.replace(self, train=dataclasses.replace(self.train, **BY_WHOM))
-        return hashlib.sha256("\n".join([same.to_json(), *more]).encode()).hexdigest()[:16]
+        """A short digest of what decides a result and whatever else identifies a run."""
+        decisive = {key: value for key, value in self.flat().items() if key not in EXECUTION_ONLY}
+        return hashlib.sha256("\n".join([json.dumps(decisive, sort_keys=True), *more]).encode()).hexdigest()[:16]
 
 
-def _flatten(tree: Mapping[str, Any], path: str = "") -> list[tuple[str, Any]]:
-    pairs: list[tuple[str, Any]] = []
+def flatten(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value of nested data with its dotted key."""
     for key, value in tree.items():
-        pairs += _flatten(value, f"{path}{key}.") if isinstance(value, Mapping) else [(path + key, value)]
-    return pairs
-
-
-def _check_ranges(group: Any, path: str) -> None:
-    """Refuse numbers outside their limits, by key."""
-    for member in dataclasses.fields(group):
-        value, limits = getattr(group, member.name), member.metadata
-        if dataclasses.is_dataclass(value):
-            _check_ranges(value, f"{path}{member.name}.")
-        elif limits and not isinstance(value, str):
-            _check_range(f"{path}{member.name}", value, **limits)
-
-
-def _check_range(key: str, value: float, least: float | None, most: float | None, positive: bool) -> None:
-    if most is not None and least is not None and not least <= value <= most:
-        raise BadConfig(f"{key}={value}: expected a number between {least} and {most}")
-    if least is not None and value < least:
-        raise BadConfig(f"{key}={value}: expected {least} or more")
-    if positive and not value > 0:
-        raise BadConfig(f"{key}={value}: expected a positive number")
-
-
-def _check_combinations(config: Config) -> None:
-    """Refuse settings that contradict each other, or what no range can say."""
-    if config.seed >= 1 << 53:
-        raise BadConfig(f"seed={config.seed}: expected a number below {1 << 53}")
-    if config.held_out == 1:
-        raise BadConfig("held_out=1: holds out all training images; 5 holds out a fifth of them")
-    if config.features.views and not config.backbone.frozen:
-        raise BadConfig(
-            f"features.views={config.features.views}: maps of a backbone that learns go stale; set backbone.frozen=true"
-        )
-    if config.features.views > 1 and not config.input.augment:
-        raise BadConfig(
-            f"features.views={config.features.views}: without input.augment all views are the same; set it to 1"
-        )
-    if config.cigcn.rank and config.cigcn.correlation != "G->S":
-        raise BadConfig(f"cigcn.rank={config.cigcn.rank}: needs cigcn.correlation=G->S, a counted matrix has no rank")
-    if config.krt.width % config.krt.heads:
-        raise BadConfig(f"krt.width={config.krt.width}: expected a multiple of krt.heads={config.krt.heads}")
-    if config.l2p.chosen > config.l2p.pool:
-        raise BadConfig(f"l2p.chosen={config.l2p.chosen}: the pool has {config.l2p.pool} prompts")
-    _check_memory(config.memory)
-    if config.backbone.output_stride not in (8, 16, 32):
-        raise BadConfig(f"backbone.output_stride={config.backbone.output_stride}: expected 8, 16 or 32")
-
-
-def _check_memory(memory: Memory) -> None:
-    """Refuse a memory without a size, or with one that its sampler cannot keep."""
-    if memory.sampler == "none":
-        return
-    if bool(memory.per_class) == bool(memory.total):
-        raise BadConfig(
-            f"memory.per_class={memory.per_class}, memory.total={memory.total}: give one of them, and only one"
-        )
-    if memory.sampler in ("reservoir", "prs", "ocdm") and not memory.total:
-        raise BadConfig(f"memory.sampler={memory.sampler}: keeps a fixed number of images, so set memory.total")
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{path}{key}.")
+        else:
+            yield path + key, value

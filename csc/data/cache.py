@@ -1,14 +1,16 @@
-"""Files of a bucket on the disk of this node: fetched once, however many processes ask, dropped when room is needed.
+"""Files of a bucket on the disk of this node: fetched once for all processes, removed when room is needed.
 
 CSC_CACHE names the folder. Otherwise it is `csc` in the user's cache folder, or one in the temporary folder where there
 is no home to write to. CSC_CACHE_LIMIT_GB says how much it may hold; otherwise that is 80 % of what it holds already
 and what is free on its disk when a process opens it.
 
-    <sha256>            a whole, verified file; its modification time says when it was last asked for
-    partial/<sha256>/   a download under way, or what a killed process left of one; `copy` in it is as long as the whole
-                        file from the start, so that its room is counted before its bytes are there
-    locks/<sha256>      an empty file, locked by the process that is fetching this content
-    locks/room          an empty file, locked by the process that is making room
+    <key>            a complete file; its modification time says when it was last asked for
+    partial/<key>/   a download in progress, or what a killed process left of one; `copy` in it has the size of the
+                     complete file from the start, so that its room is counted before its bytes are there
+    locks/<key>      an empty file, locked by the process that is fetching this file
+    locks/room       an empty file, locked by the process that is making room
+
+The key is the SHA-256 of the content; of files without a known SHA-256, that of their address and version.
 """
 
 import contextlib
@@ -26,16 +28,16 @@ from csc.storage import download, local_path, sha256_file, writable
 
 __all__ = ["NodeCache"]
 
-_TRIES = 2
+_ATTEMPTS = 2
 _SHARE = 0.8
 _PAUSE = 0.05  # seconds between two looks for room
 
 
 class NodeCache:
-    """Local copies of remote files, by content, up to a number of bytes.
+    """Local copies of remote files, up to a number of bytes.
 
-    Files that were asked for longest ago make room for new ones. A process that has mapped such a file into memory goes
-    on reading it: on Linux its content stays until the last map of it is gone.
+    The files that were not asked for the longest are removed to make room. A process that has mapped such a file into
+    memory can still read it: on Linux its content stays until the last map of it is closed.
     """
 
     def __init__(self, root: Path, limit_bytes: int) -> None:
@@ -52,43 +54,45 @@ class NodeCache:
         return cls(root, _limit(root))
 
     def fetch(self, uri: str, sha256: str, size: int, remedy: str = "write it again") -> Path:
-        """A local copy of a remote file; open it at once, others may need its room later."""
+        """A local copy of a remote file; open it at once, it may be removed later."""
         with self.fetched(uri, sha256, size, remedy) as path:
             return path
 
     @contextlib.contextmanager
-    def fetched(self, uri: str, sha256: str, size: int, remedy: str) -> Iterator[Path]:
-        """A local copy of a remote file, to be opened in the block: what was just fetched makes no room until then.
+    def fetched(self, uri: str, key: str, size: int, remedy: str, *, verify: bool = True) -> Iterator[Path]:
+        """A local copy of a remote file, to be opened in the block: until then it is not removed.
 
         Args:
             uri: where to get it if it is not here.
-            sha256: of its content, in hex.
+            key: SHA-256 in hex, of its content if it is to be verified.
             size: of its content, in bytes.
-            remedy: what makes it anew, should it not be what it should.
+            remedy: what the user can do if the content is wrong.
+            verify: whether the content must have the SHA-256 `key`.
         """
-        if not re.fullmatch("[0-9a-f]{64}", sha256):
-            raise BadData(f"{uri}: '{sha256}' is not a SHA-256 in hex; {remedy}")
-        entry = self.root / sha256
+        if not re.fullmatch("[0-9a-f]{64}", key):
+            raise BadData(f"{uri}: '{key}' is not a SHA-256 in hex; {remedy}")
+        entry = self.root / key
         with contextlib.ExitStack() as until_it_is_open:
-            if not _holds(entry, size):
+            if not _is_complete(entry, size):
                 with writable(self.root):
-                    until_it_is_open.enter_context(self._locked(sha256))
-                    if not _holds(entry, size):  # else another process has fetched it while this one waited
-                        self._get(uri, entry, size, remedy)
+                    until_it_is_open.enter_context(self._locked(key))
+                    if not _is_complete(entry, size):  # else another process has fetched it while this one waited
+                        copy = self._reserve(key, size)
+                        self._download(uri, copy, size, remedy, verify=verify)
             yield entry
 
-    def _get(self, uri: str, entry: Path, size: int, remedy: str) -> None:
-        """Fetch what is not here, when there is room for it."""
-        copy = self.root / "partial" / entry.name / "copy"
+    def _reserve(self, key: str, size: int) -> Path:
+        """Wait for room for a file, and reserve it."""
+        copy = self.root / "partial" / key / "copy"
         shutil.rmtree(copy.parent, ignore_errors=True)
-        entry.unlink(missing_ok=True)  # cut, since it does not hold what it should
+        (self.root / key).unlink(missing_ok=True)  # it has another size
         while not self._has_room(copy, size):
             time.sleep(_PAUSE)
-        self._download(uri, copy, entry, size, remedy)
+        return copy
 
     @contextlib.contextmanager
     def _locked(self, name: str, *, wait: bool = True) -> Iterator[None]:
-        """Be the only one, of all processes and threads, that has this lock; it ends with its process."""
+        """Hold a lock that excludes all other processes and threads; it is released when its process ends."""
         with (self.root / "locks" / name).open("ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
             try:
@@ -97,18 +101,18 @@ class NodeCache:
                 fcntl.flock(file, fcntl.LOCK_UN)  # closing is not enough: a forked child may hold the same open file
 
     def _has_room(self, copy: Path, size: int) -> bool:
-        """Set `size` bytes aside for a copy, unless others are busy with files that would have to go for it.
+        """Reserve `size` bytes for a copy, unless files that would have to go for it are in use.
 
-        What killed processes left goes first, then what was asked for longest ago. A file that is larger than the limit
-        is alone in the cache.
+        What killed processes left is removed first, then what was not asked for the longest. A file that is larger than
+        the limit is alone in the cache.
         """
         with self._locked("room"):
-            busy = not all([self._drop(folder) for folder in (self.root / "partial").iterdir()])
-            left = self.limit_bytes - _held(self.root)
+            busy = not all([self._remove(folder) for folder in (self.root / "partial").iterdir()])
+            left = self.limit_bytes - _used_bytes(self.root)
             for _, length, path in sorted(_entries(self.root)):
                 if left >= size and shutil.disk_usage(self.root).free >= size:
                     break
-                if self._drop(path):
+                if self._remove(path):
                     left += length
                 else:
                     busy = True
@@ -124,8 +128,8 @@ class NodeCache:
                 file.truncate(size)  # counts, and takes no room on the disk
             return True
 
-    def _drop(self, path: Path) -> bool:
-        """Remove a file of the cache, or the folder of a download, unless somebody is busy with this content."""
+    def _remove(self, path: Path) -> bool:
+        """Remove a file of the cache, or the folder of a download, unless its lock is held."""
         try:
             with self._locked(path.name, wait=False):
                 if path.is_dir():
@@ -136,51 +140,51 @@ class NodeCache:
             return False
         return True
 
-    def _download(self, uri: str, copy: Path, entry: Path, size: int, remedy: str) -> None:
-        """Fetch and verify a file; a second time if the first copy is not what it should be."""
-        found = ""
+    def _download(self, uri: str, copy: Path, size: int, remedy: str, *, verify: bool) -> None:
+        """Fetch and check a file; once more if the first copy is wrong."""
+        key, found = copy.parent.name, ""
         try:
-            for _ in range(_TRIES):
+            for _ in range(_ATTEMPTS):
                 download(uri, copy)
-                length, digest = copy.stat().st_size, sha256_file(copy)
-                if (length, digest) == (size, entry.name):
-                    copy.replace(entry)
+                length, digest = copy.stat().st_size, sha256_file(copy) if verify else key
+                if (length, digest) == (size, key):
+                    copy.replace(self.root / key)
                     return
                 found = f"{length:,} bytes with SHA-256 {digest[:12]}…"
         finally:
             shutil.rmtree(copy.parent, ignore_errors=True)
-        expected = f"{size:,} bytes with SHA-256 {entry.name[:12]}…"
+        expected = f"{size:,} bytes with SHA-256 {key[:12]}…"
         raise BadData(f"{uri}: has {found}, expected {expected}; {remedy}")
 
 
-def _holds(entry: Path, size: int) -> bool:
-    """Whether the whole file is here; if so, it counts as just asked for."""
+def _is_complete(entry: Path, size: int) -> bool:
+    """Whether the complete file is here; if so, it counts as just asked for."""
     try:
-        whole = entry.stat().st_size == size
+        complete = entry.stat().st_size == size
         os.utime(entry)
     except FileNotFoundError:
         return False
-    except PermissionError:  # of another user: good to read all the same
+    except PermissionError:  # of another user, but readable
         pass
-    return whole
+    return complete
 
 
 def _entries(root: Path) -> Iterator[tuple[float, int, Path]]:
     """When each file of the cache was last asked for, its size, its path."""
     for path in root.iterdir():
-        with contextlib.suppress(FileNotFoundError):  # another process needed room
+        with contextlib.suppress(FileNotFoundError):  # removed by another process
             if path.is_file():
                 yield path.stat().st_mtime, path.stat().st_size, path
 
 
-def _held(root: Path) -> int:
-    """The bytes of the cache, those that downloads under way will have included."""
-    under_way = dict[str, int]()
+def _used_bytes(root: Path) -> int:
+    """The bytes of the cache, including those that downloads in progress will have."""
+    in_progress = dict[str, int]()
     for copy in (root / "partial").glob("*/copy"):
         with contextlib.suppress(FileNotFoundError):  # it has become an entry, or failed
-            under_way[copy.parent.name] = copy.stat().st_size
-    entries = {path.name: size for _, size, path in _entries(root)}  # looked for last: no file is missed on its way
-    return sum({**entries, **under_way}.values())
+            in_progress[copy.parent.name] = copy.stat().st_size
+    entries = {path.name: size for _, size, path in _entries(root)}  # listed last: a file that is renamed is not missed
+    return sum({**entries, **in_progress}.values())
 
 
 def _root() -> Path:
@@ -206,8 +210,8 @@ def _root() -> Path:
 def _limit(root: Path) -> int:
     text = os.environ.get("CSC_CACHE_LIMIT_GB")
     if not text:
-        whole = sum(size for _, size, _ in _entries(root))
-        return int(_SHARE * (whole + shutil.disk_usage(root).free))
+        held = sum(size for _, size, _ in _entries(root))
+        return int(_SHARE * (held + shutil.disk_usage(root).free))
     try:
         limit = int(float(text) * 1e9)
     except (ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""How many CPU cores there are for this process."""
+"""How many CPU cores this process may use."""
 
 import os
 from pathlib import Path
@@ -9,11 +9,12 @@ QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of CPU ti
 
 
 def cores() -> int:
-    """Cores that this process and its children can keep busy: those they may run on, as far as their quota reaches.
+    """Cores that this process and its children can use: the allowed ones, limited by the container's CPU quota.
 
-    A container with a CPU limit sees every core of its node; more processes than its quota feeds only wait.
+    A container with a CPU limit sees every core of its node; more processes than its quota allows only wait.
     """
-    available = len(os.sched_getaffinity(0))
+    affinity = getattr(os, "sched_getaffinity", None)  # macOS has none
+    available = len(affinity(0)) if affinity else os.cpu_count() or 1
     try:
         quota, period = map(int, QUOTA.read_text(encoding="ascii").split())
     except (OSError, ValueError):  # no such file, or "max": no limit

@@ -1,12 +1,12 @@
-"""The data-set contract: a label table beside image shards that workers memory-map.
+"""The data-set contract: a label table, and image shards that workers memory-map.
 
     dataset.json        name, classes (sorted), splits with counts, fingerprint, source
     labels.parquet      image_id, split, shard, row, labels, difficult
     images/NNNNN.arrow  image_id, jpeg, width, height
     images/index.json   rows, bytes and SHA-256 of each shard
 
-Readers (`digits`, `voc`, `coco`) list what there is, `writing` makes the folder, this module opens it, `images` reads
-the shards. Opening needs nothing but JSON, so that a step which only asks for the classes starts at once.
+`ingest/` writes it, this module opens it, `shards` reads the images. Opening needs nothing but JSON, so that a step
+which only asks for the classes starts at once.
 """
 
 import os
@@ -29,7 +29,7 @@ SPLITS = ("train", "test")
 class Dataset:
     """An ingested data set, opened for reading."""
 
-    place: str
+    uri: str
     name: str
     classes: tuple[str, ...]
     splits: dict[str, dict[str, int]]
@@ -39,23 +39,23 @@ class Dataset:
 
     @classmethod
     def open(cls, uri: str | Path) -> "Dataset":
-        """Open the data set in a folder or below an `s3://` prefix; say what is missing when it is not one."""
-        place = os.fspath(uri).rstrip("/") if is_remote(uri) else str(local_path(uri))
-        card = join(place, "dataset.json")
+        """Open the data set in a folder or below an `s3://` prefix."""
+        uri = os.fspath(uri).rstrip("/") if is_remote(uri) else str(local_path(uri))
+        card = join(uri, "dataset.json")
         if not exists(card):
-            raise BadData(f"{place}: not a data set (no dataset.json); make one with 'csc ingest … --out {place}'")
+            raise BadData(f"{uri}: not a data set (no dataset.json); make one with 'csc ingest … --out {uri}'")
         info = read_json(card)
         if not isinstance(info, dict):
             raise BadData(f"{card}: expected an object with name, classes, splits, fingerprint, source")
         try:
-            dataset = cls(place=place, **(info | {"classes": tuple(info["classes"])}))
+            dataset = cls(uri=uri, **(info | {"classes": tuple(info["classes"])}))
             dataset._check_types(info["classes"])
             return dataset
         except (KeyError, TypeError) as error:
             raise BadData(f"{card}: wrong or missing key ({error}); ingest the data set again") from None
 
     def _check_types(self, classes: Any) -> None:
-        """Raise for a file that has the right keys with the wrong things in them."""
+        """Raise TypeError for a value of the wrong type."""
         if not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
             raise TypeError("classes is not a list of names")
         if not (isinstance(self.name, str) and isinstance(self.fingerprint, str) and isinstance(self.source, dict)):
@@ -65,13 +65,13 @@ class Dataset:
 
     @property
     def path(self) -> Path:
-        """The folder of a data set that is on this machine; one elsewhere is refused."""
-        return local_path(self.place)
+        """The folder of a local data set."""
+        return local_path(self.uri)
 
     @property
     def images(self) -> str:
-        """The place of the image shards: all that training may see of the data set."""
-        return join(self.place, "images")
+        """The address of the image shards: all that training may see of the data set."""
+        return join(self.uri, "images")
 
     def labels(self) -> "pa.Table":
         """The label table of all splits."""
@@ -80,7 +80,7 @@ class Dataset:
 
         from csc.data.columns import LABELS
 
-        file = join(self.place, "labels.parquet")
+        file = join(self.uri, "labels.parquet")
         content = pa.BufferReader(read_bytes(file)) if is_remote(file) else file
         try:
             return pq.ParquetFile(content).read().cast(LABELS)

@@ -2,10 +2,10 @@
 
     features/<key>/features.json        the card; written last, so its presence means that the maps are complete
     features/<key>/backbone.safetensors the weights the maps were made with; a model trained on them carries these on
-    features/<key>/view-00/NNNNN.arrow  float16 maps in the row order of the image shards, and index.json beside them
+    features/<key>/view-00/NNNNN.arrow  float16 maps in the row order of the image shards, and index.json
     features/<key>/view-VV/NNNNN.arrow  the same for augmented views of the training images, from 01
 
-The folder lies in the data set, local or remote. Everything that decides a map is in the key, so files never go stale.
+The folder is in the data set, local or remote. Everything that decides a map is in the key, so files never go stale.
 """
 
 import hashlib
@@ -36,11 +36,11 @@ __all__ = [
     "Maps",
     "backbone_weights",
     "features_key",
-    "features_place",
+    "features_uri",
     "has_weights",
     "read_features",
     "refuse_leaky",
-    "view_place",
+    "view_uri",
     "write_maps",
 ]
 
@@ -57,7 +57,7 @@ class FeatureCard:
     Attributes:
         key: name of the folder.
         shape: of one map (channels, height, width); on disk the channels come last, as the heads read them.
-        views: how many augmented views of each training image there are beside the plain one.
+        views: how many augmented views of each training image there are, besides the plain one.
         backbone: bytes and SHA-256 of `backbone.safetensors`.
         initialisation: where the weights came from, as in a model card.
     """
@@ -91,29 +91,29 @@ def _weights(config: Config) -> str:
     return sha256_file(path)
 
 
-def features_place(dataset: Dataset, key: str) -> str:
-    """Where the maps of a data set lie."""
-    return join(dataset.place, "features", key)
+def features_uri(dataset: Dataset, key: str) -> str:
+    """The address of the maps of a data set."""
+    return join(dataset.uri, "features", key)
 
 
-def read_features(place: str) -> FeatureCard:
+def read_features(uri: str) -> FeatureCard:
     """Read the card of finished maps."""
-    card = join(place, CARD)
+    card = join(uri, CARD)
     if not exists(card):
         raise BadData(f"{card}: no such file; the embed step makes it (features.views=1)")
     content = read_json(card)
     try:
         lists = {name: tuple(content[name]) for name in ("shape", "mean", "std")}
         made = FeatureCard(**(content | lists))
-        if not _holds_what_it_says(made):
-            raise TypeError("a value of another kind")
+        if not _has_right_types(made):
+            raise TypeError("a value of another type")
     except (KeyError, TypeError) as error:
         raise BadData(f"{card}: not a card of feature maps ({error}); {REMEDY}") from None
     return made
 
 
-def _holds_what_it_says(card: FeatureCard) -> bool:
-    """Whether the values of a card are of the kinds that its attributes have."""
+def _has_right_types(card: FeatureCard) -> bool:
+    """Whether the values of a card have the types of its attributes."""
     counts = (*card.shape, card.views, card.backbone["bytes"])
     return (
         len(card.shape) == 3
@@ -132,28 +132,28 @@ def refuse_leaky(card: FeatureCard, config: Config) -> None:
         raise leak(config.init)
 
 
-def has_weights(place: str, card: FeatureCard) -> bool:
-    """Whether the backbone lies beside its maps, as long as its card says."""
-    file = join(place, WEIGHTS)
+def has_weights(uri: str, card: FeatureCard) -> bool:
+    """Whether the backbone of the maps is there, with the size that the card says."""
+    file = join(uri, WEIGHTS)
     if not exists(file):
         return False
     size = version_of(file)[0] if is_remote(file) else local_path(file).stat().st_size
     return size == int(card.backbone["bytes"])
 
 
-def backbone_weights(place: str) -> Path:
+def backbone_weights(uri: str) -> Path:
     """The file of the weights that the maps were made with, on this machine."""
-    file, card = join(place, WEIGHTS), read_features(place)
+    file, card = join(uri, WEIGHTS), read_features(uri)
     if is_remote(file):
         return NodeCache.of_this_node().fetch(file, str(card.backbone["sha256"]), card.backbone["bytes"], REMEDY)
-    if not has_weights(place, card):
+    if not has_weights(uri, card):
         raise BadData(f"{file}: missing, or not of {card.backbone['bytes']:,} bytes; {REMEDY}")
     return local_path(file)
 
 
-def view_place(place: str, view: int) -> str:
+def view_uri(uri: str, view: int) -> str:
     """The folder of one view: 0 is the plain one."""
-    return join(place, f"view-{view:02d}")
+    return join(uri, f"view-{view:02d}")
 
 
 def write_maps(batches: Iterable[Maps], shape: tuple[int, int, int], path: Path) -> int:
@@ -170,7 +170,7 @@ def write_maps(batches: Iterable[Maps], shape: tuple[int, int, int], path: Path)
 
 
 def _regrouped(batches: Iterable[Maps], rows: int) -> Iterable[Maps]:
-    """Cut a stream of batches into batches of exactly so many rows; only the last may be smaller."""
+    """Regroup batches into batches of exactly `rows` rows; only the last may be smaller."""
     rest: list[Maps] = []
     for batch in batches:
         rest.append(batch)
@@ -185,10 +185,10 @@ def _regrouped(batches: Iterable[Maps], rows: int) -> Iterable[Maps]:
 class FeatureShards:
     """Random access to the maps of one view, without a copy; a shard is opened when it is first asked for."""
 
-    def __init__(self, place: str, view: int, shape: tuple[int, int, int]) -> None:
+    def __init__(self, uri: str, view: int, shape: tuple[int, int, int]) -> None:
         channels, height, width = shape
         self.shape = (height, width, channels)
-        self._files = ShardFiles(view_place(place, view), "map", REMEDY)
+        self._files = ShardFiles(view_uri(uri, view), "map", REMEDY)
         self._arrays: dict[int, list[Maps]] = {}
 
     def map(self, shard: int, row: int) -> Maps:
@@ -201,7 +201,7 @@ class FeatureShards:
         return one
 
     def _map(self, shard: int) -> list[Maps]:
-        """The record batches of a shard; those of files that the cache has dropped are let go."""
+        """The record batches of a shard; forget those of files that the cache has removed."""
         column = self._files.column(shard)
         if column.type != pa.binary(2 * math.prod(self.shape)):
             expected = " × ".join(map(str, self.shape))

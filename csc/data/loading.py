@@ -1,8 +1,7 @@
 """From a view to batches: decode, squash-resize, augment, each image into its place in the batch.
 
-Every random choice is a function of (seed, epoch, row), never of a process, a thread or of time: any number of workers
-gives the same batches, and a resumed epoch the same as the first try. A row that is shown again in the same epoch gets
-a number beyond the view, which is taken modulo its length: the image is the same, the augmentation another.
+Every random choice is a function of (seed, epoch, row, draw), never of a process, a thread or of time: any number of
+workers gives the same batches, and a resumed epoch the same as the first try.
 """
 
 import io
@@ -25,6 +24,7 @@ from torch.utils.data import DataLoader
 from csc.data.augment import Pixels, augment
 from csc.data.columns import to_numpy
 from csc.data.cores import cores
+from csc.data.order import Draw, Plan, flat
 from csc.data.shards import ImageShards
 from csc.data.views import View
 from csc.errors import BadData, CscError
@@ -33,12 +33,10 @@ __all__ = [
     "Batch",
     "Batches",
     "Key",
-    "Plan",
     "Workers",
     "decode",
     "evaluation_batches",
     "loaded",
-    "order",
     "training_batches",
     "workers_for",
 ]
@@ -47,9 +45,8 @@ AHEAD = 3  # batches that a thread has ready before they are asked for
 MOST_WORKERS = 8  # processes; at 224 pixels they make about 3,000 images per second
 KEPT_BYTES = 256 << 20  # decoded images that may stay in memory from one epoch to the next
 
-Plan = Sequence[tuple[int, Sequence[Sequence[int]]]]  # of each epoch the rows of its batches
 Workers = int | Literal["thread"]
-Key = tuple[int, Sequence[int]]  # an epoch and the rows of a batch
+Key = tuple[int, Sequence[Draw]]  # an epoch, and the rows of a batch in it
 
 
 @dataclass
@@ -136,7 +133,7 @@ def _resized(pixels: Pixels, size: int) -> Pixels:
 
 
 class _Images:
-    """A map from (epoch, rows) to a batch; what a thread or the processes of a data loader run.
+    """A map from (epoch, draws) to a batch: what a thread or the processes of a data loader run.
 
     Args:
         view: which images, with which labels.
@@ -167,23 +164,24 @@ class _Images:
 
         First all are decoded, then all are augmented: code that stays in the processor's caches runs faster.
         """
-        epoch, rows = key
+        epoch, draws = key
+        rows, numbers = flat(draws)
         images = torch.empty((len(rows), self.size, self.size, 3), dtype=torch.uint8)
-        places = images.numpy()
-        count = len(self.places)
-        for place, row in zip(places, rows, strict=True):
-            place[...] = self._image(row % count)
+        pixels = images.numpy()
+        for target, row in zip(pixels, rows, strict=True):
+            target[...] = self._image(row)
         if self.augment:
-            for place, row in zip(places, rows, strict=True):
-                place[...] = augment(place, self._random(epoch, row))
-        own = [row % count for row in rows]
-        targets = torch.from_numpy(self.targets[own].astype(np.float32))
-        return Batch(images.permute(0, 3, 1, 2), targets, torch.tensor(own, dtype=torch.int64))
+            for target, row, number in zip(pixels, rows, numbers, strict=True):
+                target[...] = augment(target, self._random(epoch, row, number))
+        targets = torch.from_numpy(self.targets[rows].astype(np.float32))
+        return Batch(images.permute(0, 3, 1, 2), targets, torch.tensor(rows, dtype=torch.int64))
 
-    def _random(self, epoch: int, row: int) -> np.random.Generator:
-        """What decides how an epoch shows a row."""
-        seed, row = self.places[row] if self.seed is None else (self.seed, row)
-        return np.random.default_rng([seed, epoch, row])
+    def _random(self, epoch: int, row: int, draw: int) -> np.random.Generator:
+        """What decides how a draw in an epoch shows a row."""
+        if self.seed is None:
+            shard, position = self.places[row]
+            return np.random.default_rng([shard, epoch, position])
+        return np.random.default_rng([self.seed, epoch, row + draw * len(self.places)])  # one number for each pair
 
     def _image(self, row: int) -> Pixels:
         if self.kept is None:
@@ -215,13 +213,6 @@ def workers_for(wanted: int | Literal["auto"], device: torch.device) -> Workers:
     return max(1, min(MOST_WORKERS, own - 1))
 
 
-def order(count: int, batch_size: int, seed: int, epoch: int, *, shuffle: bool = True) -> list[list[int]]:
-    """The rows of each batch of an epoch; a last batch of one image is left out, batch-norm cannot use it."""
-    rows = np.random.default_rng([seed, epoch]).permutation(count) if shuffle else np.arange(count)
-    batches = [rows[start : start + batch_size].tolist() for start in range(0, count, batch_size)]
-    return batches[:-1] if len(batches) > 1 and len(batches[-1]) == 1 else batches
-
-
 def training_batches(
     view: View, plan: Plan, *, seed: int | None, size: int, augment: bool, workers: Workers, decode: str = "fast"
 ) -> Batches:
@@ -229,8 +220,8 @@ def training_batches(
 
     Args:
         view: which images, with which labels.
-        plan: of each epoch its number and the rows of its batches, from `order`.
-        seed: of the augmentation, together with the epoch and the row; if none, the shard of an image and its row there
+        plan: of each epoch its number and its batches.
+        seed: of the augmentation, together with epoch, row and draw; if none, the shard of an image and its row there
             take their places, and any view of the data set shows it alike.
         size: of the images.
         augment: whether images are augmented.
@@ -239,7 +230,7 @@ def training_batches(
     """
     keep = len(plan) > 1 and workers in (0, "thread")  # processes would each keep their own
     images = _Images(view, size, decode, seed, augment=augment, keep=keep)
-    return _loaded(images, ((epoch, rows) for epoch, batches in plan for rows in batches), workers)
+    return _loaded(images, ((epoch, draws) for epoch, batches in plan for draws in batches), workers)
 
 
 def evaluation_batches(
@@ -247,7 +238,7 @@ def evaluation_batches(
 ) -> Batches:
     """Batches of the given rows, without augmentation."""
     images = _Images(view, size, decode, None, augment=False, keep=False)
-    return _loaded(images, ((0, rows) for rows in batches), workers)
+    return _loaded(images, ((0, [Draw(rows)]) for rows in batches), workers)
 
 
 def _loaded(images: _Images, keys: Iterable[Key], workers: Workers) -> Batches:
@@ -264,7 +255,7 @@ def loaded(load: Callable[[Key], Batch], keys: Iterable[Key], *, ahead: bool) ->
 
 def _from_processes(images: _Images, keys: Iterable[Key], workers: int, pin: bool) -> Generator[Batch, None, None]:
     loader: DataLoader[Batch | CscError] = DataLoader(
-        images,  # type: ignore[arg-type]  # keys are (epoch, rows)
+        images,  # type: ignore[arg-type]  # keys are (epoch, draws)
         batch_size=None,  # an item is a batch already
         sampler=keys,
         num_workers=workers,

@@ -1,6 +1,6 @@
 """From a view to batches of cached feature maps, in the place of images.
 
-As with images, every random choice is a function of (seed, epoch, row).
+As with images, every random choice is a function of (seed, epoch, row, draw).
 """
 
 from functools import lru_cache
@@ -10,7 +10,8 @@ import torch
 
 from csc.data.columns import to_numpy
 from csc.data.features import FeatureShards, read_features
-from csc.data.loading import Batch, Batches, Key, Plan, loaded
+from csc.data.loading import Batch, Batches, Key, loaded
+from csc.data.order import Plan, flat
 from csc.data.views import View
 
 __all__ = ["map_batches"]
@@ -22,12 +23,12 @@ def map_batches(view: View, place: str, plan: Plan, seed: int, *, views: int) ->
     Args:
         view: which images, with which labels.
         place: of the maps.
-        plan: of each epoch its number and the rows of its batches.
+        plan: of each epoch its number and its batches.
         seed: decides, with the epoch, which view of a row is shown.
         views: from how many augmented views to draw, however many there are; none for the plain one.
     """
     reader = _Reader(view, place, seed, views)
-    keys = ((epoch, rows) for epoch, batches in plan for rows in batches)
+    keys = ((epoch, draws) for epoch, batches in plan for draws in batches)
     return loaded(reader.batch, keys, ahead=torch.cuda.is_available())
 
 
@@ -52,12 +53,11 @@ class _Reader:
 
     def batch(self, key: Key) -> Batch:
         """The maps of some rows as an epoch shows them: float16 in channels-last memory."""
-        epoch, rows = key
-        shown, count = self.shown(epoch), len(self.places)
+        epoch, draws = key
+        shown = self.shown(epoch)
+        rows, numbers = flat(draws)
         maps = torch.empty((len(rows), self.height, self.width, self.channels), dtype=torch.float16)
-        for target, row in zip(maps.numpy(), rows, strict=True):
-            again, image = divmod(row, count)  # of a row that is shown again in the epoch, the next view
-            number = (shown[image] - 1 + again) % self.views + 1 if self.views else 0
-            target[...] = self.shards[number].map(*self.places[image])
-        images = [row % count for row in rows]
-        return Batch(maps.permute(0, 3, 1, 2), self.targets[images], torch.tensor(images, dtype=torch.int64))
+        for target, row, number in zip(maps.numpy(), rows, numbers, strict=True):
+            view = (shown[row] - 1 + number) % self.views + 1 if self.views else 0  # each draw shows the next view
+            target[...] = self.shards[view].map(*self.places[row])
+        return Batch(maps.permute(0, 3, 1, 2), self.targets[rows], torch.tensor(rows, dtype=torch.int64))

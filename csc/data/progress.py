@@ -1,4 +1,4 @@
-"""Lines that tell a person how long work goes: rewritten in place on a terminal, a few of them in a log."""
+"""Progress lines: rewritten in place on a terminal, a few of them in a log."""
 
 import sys
 import time
@@ -9,70 +9,81 @@ __all__ = ["Bar", "Progress"]
 
 REFRESH = 0.2  # seconds
 LOG_EVERY = 10.0  # seconds between two lines in a log, at least
-LOG_LINES = 10  # at most, beside the last one
+LOG_LINES = 10  # at most, without the last one
 
 
-class Progress:
-    """Counts the images of a task and prints where it stands.
+class _Line:
+    """A line that is rewritten on a terminal; standard output if no stream is given."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self.stream = stream or sys.stdout
+        self.live = self.stream.isatty()
+        self.started = self.shown = time.monotonic()
+
+    def _is_due(self, seconds: float) -> bool:
+        return time.monotonic() - self.shown >= seconds
+
+    def _write(self, line: str, end: str = "") -> None:
+        self.shown = time.monotonic()
+        self.stream.write(("\r\x1b[K" if self.live else "") + line + end)
+        self.stream.flush()
+
+    def _per_second(self, count: int) -> float:
+        return count / max(time.monotonic() - self.started, 1e-9)
+
+
+class Progress(_Line):
+    """The progress of a training task.
 
     Args:
         title: names the task.
-        epochs: in all.
+        epochs: of the task.
         images_per_epoch: how many images an epoch has.
-        stream: where to print; standard output if not given.
-        finished: epochs that an earlier try has done.
+        stream: where to print.
+        finished: epochs of an earlier attempt.
     """
 
     def __init__(
         self, title: str, epochs: int, images_per_epoch: int, stream: TextIO | None = None, finished: int = 0
     ) -> None:
+        super().__init__(stream)
         self.title, self.epochs, self.images_per_epoch, self.finished = title, epochs, images_per_epoch, finished
-        self.stream = stream or sys.stdout
-        self.live = self.stream.isatty()
-        self.started = self.shown = time.monotonic()
         self.done = 0
 
     def advance(self, epoch: int, images: int) -> None:
         """Count images of an epoch (from 0); on a terminal, refresh the line."""
         self.done += images
-        now = time.monotonic()
-        if self.live and now - self.shown >= REFRESH:
-            self.shown = now
-            self.stream.write("\r\x1b[K" + self._line(epoch, {}))
-            self.stream.flush()
+        if self.live and self._is_due(REFRESH):
+            self._write(self._line(epoch, {}))
 
     def epoch(self, epoch: int, terms: Mapping[str, float]) -> None:
         """Print the finished epoch (from 0) with its mean loss terms."""
         self.done = (epoch + 1 - self.finished) * self.images_per_epoch
-        self.stream.write(("\r\x1b[K" if self.live else "") + self._line(epoch, terms) + "\n")
-        self.stream.flush()
+        self._write(self._line(epoch, terms), "\n")
 
     def _line(self, epoch: int, terms: Mapping[str, float]) -> str:
-        speed = self.done / max(time.monotonic() - self.started, 1e-9)
+        speed = self._per_second(self.done)
         left = max((self.epochs - self.finished) * self.images_per_epoch - self.done, 0) / speed
         losses = "".join(f" · {name} {value:.4f}" for name, value in terms.items())
         return f"{self.title} · epoch {epoch + 1}/{self.epochs}{losses} · {speed:.0f} images/s · {left:.0f} s left"
 
 
-class Bar:
-    """Counts the steps of any long work and prints where it stands; a `with` block closes it.
+class Bar(_Line):
+    """The progress of any other long work; use it as a context manager.
 
-    On a terminal the line is rewritten in place. In a log a line appears at every tenth of the work, if that takes long
-    enough. The last line, of work that came to its end, tells how long it took.
+    A log gets a line at every tenth of the work, if that takes long enough, and one at the end with the duration.
 
     Args:
         title: names the work.
         total: how many steps it has.
         unit: what a step is, in the plural.
-        stream: where to print; standard output if not given.
-        done: steps that an earlier try has done; they do not count as speed.
+        stream: where to print.
+        done: steps of an earlier attempt; they do not count as speed.
     """
 
     def __init__(self, title: str, total: int, unit: str, stream: TextIO | None = None, done: int = 0) -> None:
+        super().__init__(stream)
         self.title, self.total, self.unit, self.done, self.earlier = title, total, unit, done, done
-        self.stream = stream or sys.stdout
-        self.live = self.stream.isatty()
-        self.started = self.shown = time.monotonic()
         self.logged = self._tenth()
 
     def __enter__(self) -> "Bar":
@@ -80,46 +91,34 @@ class Bar:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
-            self._write(self._last(), "\n")
+            seconds = time.monotonic() - self.started
+            self._write(f"{self.title} · {self.done - self.earlier:,} {self._pace()} · {_duration(seconds)}", "\n")
         elif self.live:
-            self._write("", "")  # what is printed next starts on a clean line
+            self._write("")  # the next output starts on a clean line
 
     def advance(self, steps: int = 1) -> None:
         """Count finished steps, and print if it is time to."""
         self.done += steps
-        now = time.monotonic()
-        if self.live and now - self.shown >= REFRESH:
-            self.shown = now
-            self._write(self._line(), "")
-        elif not self.live and now - self.shown >= LOG_EVERY and self.logged < self._tenth() < LOG_LINES:
-            self.shown, self.logged = now, self._tenth()
+        if self.live and self._is_due(REFRESH):
+            self._write(self._line())
+        elif not self.live and self._is_due(LOG_EVERY) and self.logged < self._tenth() < LOG_LINES:
+            self.logged = self._tenth()
             self._write(self._line(), "\n")
 
     def _tenth(self) -> int:
         return self.done * LOG_LINES // max(self.total, 1)
 
-    def _write(self, line: str, end: str) -> None:
-        self.stream.write(("\r\x1b[K" if self.live else "") + line + end)
-        self.stream.flush()
-
     def _line(self) -> str:
-        left = (self.total - self.done) / max(self._speed(), 1e-9)
-        return f"{self.title} · {self.done:,}/{self.total:,} {self.unit} · {self._pace()} · {_duration(left)} left"
-
-    def _last(self) -> str:
-        made = self.done - self.earlier
-        return f"{self.title} · {made:,} {self.unit} · {self._pace()} · {_duration(time.monotonic() - self.started)}"
-
-    def _speed(self) -> float:
-        return (self.done - self.earlier) / max(time.monotonic() - self.started, 1e-9)
+        left = (self.total - self.done) / max(self._per_second(self.done - self.earlier), 1e-9)
+        return f"{self.title} · {self.done:,}/{self.total:,} {self._pace()} · {_duration(left)} left"
 
     def _pace(self) -> str:
-        speed = self._speed()
-        return f"{speed:,.0f} {self.unit}/s" if speed >= 10 else f"{speed:.1f} {self.unit}/s"
+        speed = self._per_second(self.done - self.earlier)
+        return f"{self.unit} · {speed:,.{0 if speed >= 10 else 1}f} {self.unit}/s"
 
 
 def _duration(seconds: float) -> str:
-    """Read seconds as a person would say them.
+    """Format seconds for a person.
 
     >>> [_duration(seconds) for seconds in (0.04, 59.4, 59.9, 3599, 3600, 100_000)]
     ['0 s', '59 s', '1 min 0 s', '59 min 59 s', '1 h 0 min', '27 h 46 min']

@@ -1,4 +1,4 @@
-"""Images where they lie: shards that workers memory-map, from a folder or through the cache of the node."""
+"""Image shards for reading: memory-mapped, from a folder or through the cache of this node."""
 
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -14,18 +14,18 @@ __all__ = ["ImageShards", "ShardFiles"]
 
 
 class ShardFiles:
-    """One column of the files NNNNN.arrow at a place; a file is mapped into memory when it is first asked for.
+    """One column of the files NNNNN.arrow in a folder; a file is mapped into memory when it is first asked for.
 
-    Files in a bucket are mapped from the cache of the node, which fetches them as `index.json` beside them says.
+    Files in a bucket are mapped from the cache of this node, which verifies them by the `index.json` next to them.
 
     Args:
-        place: of the files.
+        uri: of the folder.
         column: name.
-        remedy: what makes files anew that are missing or broken.
+        remedy: what to do about files that are missing or broken.
     """
 
-    def __init__(self, place: str | Path, column: str, remedy: str) -> None:
-        self.place = str(place)
+    def __init__(self, uri: str | Path, column: str, remedy: str) -> None:
+        self.uri = str(uri)
         self._column, self._remedy = column, remedy
         self._maps: dict[int, tuple[Path, pa.ChunkedArray]] = {}
         self._cache: NodeCache | None = None
@@ -35,7 +35,7 @@ class ShardFiles:
         """The column in one file, without a copy."""
         mapped = self._maps.get(shard)
         if mapped is None:
-            self._let_go()
+            self._forget_removed()
             mapped = self._maps[shard] = self._map(shard)
         return mapped[1]
 
@@ -45,13 +45,13 @@ class ShardFiles:
 
     def where(self, shard: int) -> str:
         """The address of one file."""
-        return join(self.place, f"{shard:05d}.arrow")
+        return join(self.uri, f"{shard:05d}.arrow")
 
     def _map(self, shard: int) -> tuple[Path, pa.ChunkedArray]:
         try:
             try:
                 return self._read(shard)
-            except FileNotFoundError:  # the cache needed its room before it was mapped
+            except FileNotFoundError:  # the cache removed it before it was mapped
                 return self._read(shard)
         except (OSError, KeyError, pa.ArrowInvalid) as error:
             raise BadData(f"{self.where(shard)}: not readable ({error}); {self._remedy}") from None
@@ -61,10 +61,10 @@ class ShardFiles:
             return path, pa.ipc.open_file(pa.memory_map(str(path))).read_all().column(self._column)
 
     def _local(self, shard: int) -> AbstractContextManager[Path]:
-        """The file on this machine, to be opened in the block."""
-        if not is_remote(self.place):
+        """The local file, to be opened in the block."""
+        if not is_remote(self.uri):
             return nullcontext(Path(self.where(shard)))
-        index = join(self.place, "index.json")
+        index = join(self.uri, "index.json")
         try:
             if self._cache is None:
                 self._index = [(str(entry["sha256"]), int(entry["bytes"])) for entry in read_json(index)]
@@ -77,18 +77,18 @@ class ShardFiles:
         return self._cache.fetched(self.where(shard), sha256, size, self._remedy)
 
     def _warn(self) -> None:
-        """Say so when the cache cannot hold all files: shuffled reading would fetch them again and again."""
+        """Warn if the cache is smaller than all files: shuffled reading would fetch them again and again."""
         assert self._cache is not None
         needed, limit = sum(size for _, size in self._index), self._cache.limit_bytes
         if needed > limit:
             print(
-                f"data: {self.place} has {needed / 1e9:.1f} GB, the cache of this node takes {limit / 1e9:.1f}: files "
+                f"data: {self.uri} has {needed / 1e9:.1f} GB, the cache of this node takes {limit / 1e9:.1f}: files "
                 "will be fetched again and again; raise CSC_CACHE_LIMIT_GB or put CSC_CACHE on a larger disk",
                 flush=True,
             )
 
-    def _let_go(self) -> None:
-        """Forget files that the cache has dropped: their room on the disk is free once nobody maps them."""
+    def _forget_removed(self) -> None:
+        """Close files that the cache has removed: only then is their room on the disk free."""
         for shard, (path, _) in list(self._maps.items()):
             if self._cache is not None and not path.exists():
                 self._maps.pop(shard, None)

@@ -1,8 +1,8 @@
 """Task views: what one task may see of a data set.
 
-The train view of task t holds the images with at least one class of task t, and of their labels only those of task t.
-The test view holds the images with at least one class seen so far, with all seen labels. A view points into the image
-shards and carries their place, so that whoever reads a view never needs the data set's label table.
+The train view of task t has the images with at least one class of task t, and of their labels only those of task t.
+The test view has the images with at least one class seen so far, with all seen labels. A view points into the image
+shards and has their address, so that its readers never need the data set's label table.
 """
 
 import json
@@ -35,7 +35,7 @@ class View:
 
     table: pa.Table  # image_id, shard, row, labels: list<int16>
     classes: tuple[str, ...]
-    images: str  # the place of the shards
+    images: str  # the address of the shards
     fingerprint: str
 
     def __len__(self) -> int:
@@ -71,7 +71,7 @@ def train_view(dataset: Dataset, task: Task, *, labels: str = "task", held_out: 
         view = view.where(~_held_out(view, held_out))
     if len(view) == 0:
         raise BadData(
-            f"{dataset.place}: no training image for task {task.index}; none has one of its classes {', '.join(shown)}"
+            f"{dataset.uri}: no training image for task {task.index}; none has one of its classes {', '.join(shown)}"
         )
     return view
 
@@ -79,26 +79,26 @@ def train_view(dataset: Dataset, task: Task, *, labels: str = "task", held_out: 
 def test_view(dataset: Dataset, task: Task, *, held_out: int = 0) -> View:  # noqa: PT028  # no test, a view
     """The test images of a task: those with any class seen so far, with all seen labels.
 
-    With `held_out`, the training images that `train_view` leaves out take the place of the test images, which then
-    have no say in whatever is being chosen.
+    With `held_out`, the training images that `train_view` leaves out replace the test images, so that settings can be
+    chosen without the test images.
     """
     split = "train" if held_out else "test"
     view = _view(dataset, split, member=task.seen, shown=task.seen, seen=task.seen)
     if held_out:
         view = view.where(_held_out(view, held_out))
     if len(view) == 0:
-        raise BadData(f"{dataset.place}: no test image for task {task.index}; none has a class seen so far")
+        raise BadData(f"{dataset.uri}: no test image for task {task.index}; none has a class seen so far")
     return view
 
 
 def _held_out(view: View, every: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Which images are held out: by their names alone, so the same ones for every task and order."""
+    """Which images are held out: decided by their ids alone, so the same ones for every task and order."""
     return np.array([zlib.crc32(name.encode()) % every == 0 for name in view.table["image_id"].to_pylist()], bool)
 
 
 def _view(dataset: Dataset, split: str, member: Sequence[str], shown: Sequence[str], seen: Sequence[str]) -> View:
     if len(seen) > MOST_CLASSES:
-        raise BadData(f"{dataset.place}: {len(seen):,} classes; a task view can hold {MOST_CLASSES:,}")
+        raise BadData(f"{dataset.uri}: {len(seen):,} classes; a task view can have at most {MOST_CLASSES:,}")
     import pyarrow.compute as pc  # half of Arrow's time to import: not for those who only read views
 
     table = dataset.labels()
@@ -113,10 +113,10 @@ def _view(dataset: Dataset, split: str, member: Sequence[str], shown: Sequence[s
     indices = np.array([index_of[name] for name in shown], dtype=np.int16)[values[kept]]
     counts = np.bincount(rows[kept], minlength=table.num_rows)[is_member]
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-    chosen = table.filter(from_numpy(is_member)).select(["image_id", "shard", "row"])
+    members = table.filter(from_numpy(is_member)).select(["image_id", "shard", "row"])
     labels = pa.ListArray.from_arrays(from_numpy(offsets), from_numpy(indices))
     return View(
-        chosen.append_column("labels", pa.chunked_array([labels])), tuple(seen), dataset.images, dataset.fingerprint
+        members.append_column("labels", pa.chunked_array([labels])), tuple(seen), dataset.images, dataset.fingerprint
     )
 
 
@@ -132,10 +132,10 @@ def _pairs(column: pa.ChunkedArray, classes: Sequence[str]) -> tuple[np.ndarray[
 
 
 def write_view(view: View, path: Path) -> None:
-    """Write a view as Parquet; classes, image place and data fingerprint go into the file's metadata."""
+    """Write a view as Parquet; classes, image address and data fingerprint go into the file's metadata."""
     facts = {"classes": view.classes, "images": view.images, "fingerprint": view.fingerprint}
-    with atomic_file(path) as aside:
-        pq.write_table(view.table.replace_schema_metadata({_METADATA_KEY: json.dumps(facts)}), aside)
+    with atomic_file(path) as temporary:
+        pq.write_table(view.table.replace_schema_metadata({_METADATA_KEY: json.dumps(facts)}), temporary)
 
 
 def read_view(path: str | Path) -> View:

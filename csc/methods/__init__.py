@@ -1,26 +1,27 @@
 """Learning methods, one file each, registered by name.
 
-A method says what it needs (a prior model, a start from scratch) and turns one batch into loss terms; the loop in
-`csc.training.loop` asks for it. Head, loss weights and all other numbers are settings: `methods/config/<name>.yaml`.
+A method's file holds its settings, the head that it brings, its equation and its loss; `methods/values/<name>.yaml` has
+the values that differ from the defaults, for all data sets or for some. The loop in `csc.training` asks a method for
+what it needs. None of the modules imports torch before one of its functions is called.
 """
 
 import importlib
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, TypeVar
 
-from csc.config import learns_like
+from csc.methods.base import HEADS, Method
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
-    from csc.config.schema import Config
-    from csc.methods.base import Method
+    from csc.config import Config
 
-__all__ = ["kind_of", "method", "register", "registered"]
+__all__ = ["HEADS", "build_head", "kind_of", "method", "register", "registered"]
 
-_REGISTRY: "dict[str, type[Method]]" = {}
-Kind = TypeVar("Kind", bound="type[Method]")
+_REGISTRY: dict[str, type[Method]] = {}
+Kind = TypeVar("Kind", bound=type[Method])
 
 
 def register(kind: Kind) -> Kind:
@@ -31,18 +32,38 @@ def register(kind: Kind) -> Kind:
     return kind
 
 
-def registered() -> "dict[str, type[Method]]":
-    """All methods by name; imports their modules, and so torch."""
+@cache
+def _import_all() -> None:
     for module in pkgutil.iter_modules(__path__):
-        importlib.import_module(f"{__name__}.{module.name}")
+        if module.name != "losses":
+            importlib.import_module(f"{__name__}.{module.name}")
+
+
+def registered() -> dict[str, type[Method]]:
+    """All methods by name."""
+    _import_all()
     return dict(sorted(_REGISTRY.items()))
 
 
-def kind_of(config: "Config") -> "type[Method]":
+def kind_of(config: "Config") -> type[Method]:
     """The class of the method that a configuration names; variants share the class of what they are like."""
+    from csc.config import learns_like
+
     return registered()[learns_like(config.method)]
 
 
-def method(config: "Config", state: "Mapping[str, Tensor] | None" = None) -> "Method":
+def method(config: "Config", state: "Mapping[str, Tensor] | None" = None) -> Method:
     """The method that a configuration names, with what it kept of earlier tasks."""
     return kind_of(config)(config, state)
+
+
+def build_head(config: "Config", features: int, groups: Sequence[int]) -> "nn.Module":
+    """The head that a configuration names.
+
+    Args:
+        config: settings.
+        features: channels of the maps that it reads.
+        groups: how many classes each task so far has brought.
+    """
+    registered()
+    return HEADS[config.head].build(config, features, groups)

@@ -1,17 +1,40 @@
 """AGCN: augmented graph convolutional network (Du et al., ICME 2022; AGCN++, TMM 2023)."""
 
-import numpy as np
-import torch
-from torch import Tensor
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from csc.config.schema import AtLeast1, Config, NotNegative, Settings, Text
 from csc.errors import BadConfig
 from csc.methods import register
-from csc.methods.base import Lesson, Step
+from csc.methods.base import HEADS, Head, Lesson, Step
 from csc.methods.lwf import LwF
-from csc.nets.label_graph import WORD_VECTOR
-from csc.nets.network import Outputs
 
-__all__ = ["AGCN"]
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from csc.nets.network import Outputs
+
+__all__ = ["AGCN", "Agcn"]
+
+
+class Agcn(Settings, frozen=True):
+    """Weight of the preserved relations; for `head=label_graph` also the word vectors and the hidden width.
+
+    `embeddings` names an .npz file with `classes` and `vectors`; `random` takes fixed random vectors.
+    """
+
+    relations: NotNegative = 0.01
+    embeddings: Text = "random"
+    width: AtLeast1 = 1024
+
+
+def _label_graph(config: Config, features: int, groups: Sequence[int]) -> "nn.Module":
+    from csc.nets.label_graph import LabelGraph
+
+    return LabelGraph(features, sum(groups), config.of(Agcn).width)
+
+
+HEADS["label_graph"] = Head(_label_graph, "agcn", Agcn)
 
 
 @register
@@ -24,15 +47,18 @@ class AGCN(LwF):
     """
 
     name = "agcn"
-    looks_inside = True
+    heads = ("ci_gcn", "label_graph")
+    own_settings = {"agcn": Agcn}  # noqa: RUF012
+    needs_intermediates = True
 
     def begin(self, lesson: Lesson) -> None:
         """Give the new classes their word vectors."""
-        if self.config.head == "label_graph" and self.config.agcn.embeddings != "random":
-            vectors = _word_vectors(self.config.agcn.embeddings, lesson.classes)
+        embeddings = self.config.of(Agcn).embeddings
+        if self.config.head == "label_graph" and embeddings != "random":
+            vectors = _word_vectors(embeddings, lesson.classes)
             lesson.network.head.get_buffer("embeddings").copy_(vectors)
 
-    def distances(self, learner: Outputs, prior: Outputs | None) -> dict[str, Tensor]:
+    def distances(self, learner: "Outputs", prior: "Outputs | None") -> "dict[str, Tensor]":
         """Per image: mean squared distance of the old classes' nodes."""
         if prior is None:
             return {}
@@ -40,16 +66,21 @@ class AGCN(LwF):
         change = learner.representation[:, :old].float() - prior.representation.float()
         return {"relations": change.square().mean(dim=(1, 2))}
 
-    def terms(self, step: Step) -> dict[str, Tensor]:
+    def terms(self, step: Step) -> "dict[str, Tensor]":
         """CE, KD and the preserved relations of one batch."""
         terms = super().terms(step)
         for name, values in step.distances.items():
-            terms[name] = self.config.agcn.relations * values.mean()
+            terms[name] = self.config.of(Agcn).relations * values.mean()
         return terms
 
 
-def _word_vectors(path: str, classes: tuple[str, ...]) -> Tensor:
+def _word_vectors(path: str, classes: tuple[str, ...]) -> "Tensor":
     """Read one vector per class from an .npz file with `classes` and `vectors`."""
+    import numpy as np
+    import torch
+
+    from csc.nets.label_graph import WORD_VECTOR
+
     try:
         with np.load(path, allow_pickle=False) as file:
             known = dict(zip(file["classes"].tolist(), file["vectors"], strict=True))

@@ -1,34 +1,64 @@
 """What all methods share: the shape of a step, what they may ask of a task, and max-entropy, which any may add.
 
-Tensors of a step run over the whole batch, also when several processes train together. What a method wants to measure
-inside networks (`distances`) it reduces to one number per image first, where the image is.
+Tensors of a step run over the whole batch, also when several processes train together. What a method measures inside
+networks (`distances`) it reduces to one number per image first, where the image is.
+
+The modules of methods import torch inside their functions only: settings are read where there is no torch.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
-import torch
-from torch import Tensor
+from csc.config.schema import Config, Loss, Memory, Settings
+from csc.errors import BadConfig
 
-from csc.config.schema import Config
-from csc.data.loading import Batch
-from csc.methods.losses import asymmetric_loss, binary_cross_entropy, max_entropy
-from csc.nets.network import Network, Outputs
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
 
-__all__ = ["Lesson", "Method", "Replay", "Step"]
+    from csc.data.loading import Batch
+    from csc.nets.backbone import Backbone
+    from csc.nets.network import Network, Outputs
+    from csc.nets.prompts import PromptedBackbone
+
+__all__ = ["HEADS", "Head", "Lesson", "Method", "Replay", "Step"]
+
+
+@dataclass(frozen=True)
+class Head:
+    """A head that methods can build.
+
+    Attributes:
+        build: makes it from the settings, the channels of the maps, and how many classes each task has brought.
+        group: of the settings that it reads; empty if it has none.
+        settings: their type.
+    """
+
+    build: "Callable[[Config, int, Sequence[int]], nn.Module]"
+    group: str = ""
+    settings: type[Settings] = Settings
+
+
+def _linear(config: Config, features: int, groups: Sequence[int]) -> "nn.Module":
+    from csc.nets.linear import LinearHead
+
+    return LinearHead(features, sum(groups))
+
+
+HEADS = {"linear": Head(_linear)}  # by name; the modules of methods add theirs
 
 
 @dataclass(frozen=True)
 class Replay:
     """A batch of exemplars that was drawn beside the task's own images."""
 
-    logits: Tensor  # (B, n), of the learner
-    targets: Tensor  # (B, n)
-    known: Tensor  # (B, n): which targets are labels; the others are unknown, not absent
-    stored_logits: Tensor  # (B, n): what the model said when the exemplar was stored
-    stored: Tensor  # (B, n): which of them exist; classes that came later have none
+    logits: "Tensor"  # (B, n), of the learner
+    targets: "Tensor"  # (B, n)
+    known: "Tensor"  # (B, n): which targets are labels; the others are unknown, not absent
+    stored_logits: "Tensor"  # (B, n): what the model said when the exemplar was stored
+    stored: "Tensor"  # (B, n): which of them exist; classes that came later have none
 
 
 @dataclass(frozen=True)
@@ -39,12 +69,12 @@ class Step:
     exemplars among the images, `known` says entry by entry what is a label.
     """
 
-    logits: Tensor  # (B, n)
-    targets: Tensor  # (B, n), zero where unknown
+    logits: "Tensor"  # (B, n)
+    targets: "Tensor"  # (B, n), zero where unknown
     new: int  # how many of the n classes are new
-    prior_logits: Tensor | None = None  # (B, n - new), from the model of the task before
-    known: Tensor | None = None  # (B, n)
-    distances: Mapping[str, Tensor] = field(default_factory=dict)  # (B,) each, from `Method.distances`
+    prior_logits: "Tensor | None" = None  # (B, n - new), from the model of the task before
+    known: "Tensor | None" = None  # (B, n)
+    distances: "Mapping[str, Tensor]" = field(default_factory=dict)  # (B,) each, from `Method.distances`
     replays: tuple[Replay, ...] = ()
     share: float = 1.0  # of the images of an update; less than all if batches are accumulated
 
@@ -57,90 +87,128 @@ class Step:
 class Lesson(Protocol):
     """A task as a method may look at it before its first step and after its last."""
 
-    network: Network  # already grown to all seen classes
-    prior: Network | None
+    network: "Network"  # already grown to all seen classes
+    prior: "Network | None"
     new: int
-    device: torch.device
+    device: "torch.device"
 
     @property
     def classes(self) -> tuple[str, ...]:
         """All seen classes, old ones first."""
 
-    def logits_of_prior(self) -> Tensor:
+    def logits_of_prior(self) -> "Tensor":
         """What the prior model says of every training image, exemplars included (images, old)."""
 
-    def plain_batches(self, size: int, most: int) -> Iterator[Batch]:
+    def plain_batches(self, size: int, most: int) -> "Iterator[Batch]":
         """Training images without augmentation, drawn at random, at most so many; on the device."""
 
 
 class Method(ABC):
-    """A learning method: loss terms of one step, and what it asks of the loop.
+    """A learning method: its settings, the heads it builds, the loss terms of one step, and what it asks of the loop.
 
     What it keeps from one task to the next beside the network is its `state`: tensors that travel with the model.
     """
 
     name: ClassVar[str]
+    heads: ClassVar[tuple[str, ...]] = ("linear", "ci_gcn")  # that it can build, the usual one first
+    loss_settings: ClassVar[type[Loss]] = Loss
+    memory_settings: ClassVar[type[Memory] | None] = Memory  # none if it never replays
+    own_settings: ClassVar[Mapping[str, type[Settings]]] = {}  # groups that nothing else reads
+    facts: ClassVar[tuple[str, ...]] = ()  # settings that it has to know of a data set
+    takes_frozen_backbone: ClassVar[bool] = True
     needs_prior: ClassVar[bool] = False  # the frozen model of the task before gives its logits on each batch
     continues: ClassVar[bool] = True  # a task starts from the model before; otherwise from the initialisation
-    looks_inside: ClassVar[bool] = False  # `distances` wants more of the networks than logits
+    needs_intermediates: ClassVar[bool] = False  # `distances` wants more of the networks than logits
     stores_logits: ClassVar[bool] = False  # an exemplar is kept with what the finished model says of it
     draws: ClassVar[int] = 1  # independent batches of exemplars at each step, with `memory.replay=batch`
 
-    def __init__(self, config: Config, state: Mapping[str, Tensor] | None = None) -> None:
+    def __init__(self, config: Config, state: "Mapping[str, Tensor] | None" = None) -> None:
         self.config = config
         self.state: dict[str, Tensor] = dict(state or {})
-        self._share = 1.0  # of the step at hand
+
+    @classmethod
+    def groups(cls, head: str) -> dict[str, type[Settings]]:
+        """The groups of settings that a run has beside those of all runs, by name."""
+        memory = {"memory": cls.memory_settings} if cls.memory_settings is not None else {}
+        of_head = {HEADS[head].group: HEADS[head].settings} if HEADS[head].group else {}
+        return {"loss": cls.loss_settings, **memory, **of_head, **cls.own_settings}
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        """Refuse settings that the method cannot work with."""
+        if config.backbone.frozen and not cls.takes_frozen_backbone:
+            raise BadConfig(
+                f"backbone.frozen=true: method '{config.method}' works by changing the backbone, so it cannot be "
+                "frozen; leave backbone.frozen and features.views alone"
+            )
+
+    @classmethod
+    def wrap(cls, config: Config, backbone: "Backbone") -> "Backbone | PromptedBackbone":
+        """The backbone as the method uses it."""
+        return backbone
 
     def begin(self, lesson: Lesson) -> None:  # noqa: B027  # most methods have nothing to prepare
-        """Prepare for a task; called before its first step, and again by a try that takes it up."""
+        """Prepare for a task; called before its first step, and again by a try that resumes it."""
 
-    def frozen(self, network: Network) -> Iterable[str]:
+    def frozen(self, network: "Network") -> Iterable[str]:
         """Names of parameters that must not learn in a task after the first."""
         return ()
 
-    def distances(self, learner: Outputs, prior: Outputs | None) -> dict[str, Tensor]:
-        """Per image (B,), what `terms` needs from inside the networks; only asked with `looks_inside`."""
+    def distances(self, learner: "Outputs", prior: "Outputs | None") -> "dict[str, Tensor]":
+        """Per image (B,), what `terms` needs from inside the networks; only asked with `needs_intermediates`."""
         return {}
 
     @abstractmethod
-    def terms(self, step: Step) -> dict[str, Tensor]:
+    def terms(self, step: Step) -> "dict[str, Tensor]":
         """The weighted terms of the method's own loss, by name; the loss is their sum."""
 
-    def penalty(self, network: Network) -> dict[str, Tensor]:
+    def penalty(self, network: "Network") -> "dict[str, Tensor]":
         """Terms that depend on the weights alone."""
         return {}
 
     def finish(self, lesson: Lesson) -> None:  # noqa: B027
         """Work out what later tasks need of this one, into `state`; called after the last step."""
 
-    def loss(self, step: Step) -> dict[str, Tensor]:
+    def loss(self, step: Step) -> "dict[str, Tensor]":
         """All terms: the method's own and, if switched on, max-entropy on the old classes (eq. 6 of the paper)."""
-        self._share = step.share
+        from csc.methods.losses import max_entropy
+
         terms = self.terms(step)
         regulariser = self.config.max_entropy
         if regulariser.beta > 0 and step.old > 0:
             logits = step.logits[:, : step.old] if regulariser.classes == "old" else step.logits
             entropy = max_entropy(logits, regulariser.form, regulariser.reduction)
-            terms["H"] = -regulariser.beta * self.as_classified(entropy, len(logits))
+            terms["H"] = -regulariser.beta * self.scaled(entropy, len(logits), step)
         return terms
 
-    def classify(self, logits: Tensor, targets: Tensor, known: Tensor | None = None) -> Tensor:
+    def classify(self, step: Step, logits: "Tensor", targets: "Tensor", known: "Tensor | None" = None) -> "Tensor":
         """The classification loss in the form that the settings name, over the known entries.
 
         Accumulated batches weigh by their share of the update, so what is a sum over images is divided by it first.
         """
+        from csc.methods.losses import asymmetric_loss, binary_cross_entropy
+
         if self.config.loss.form == "asl":
-            return asymmetric_loss(logits, targets, known) / self._share
+            return asymmetric_loss(logits, targets, known) / step.share
         return binary_cross_entropy(logits, targets, known)
 
-    def as_classified(self, mean: Tensor, images: int) -> Tensor:
-        """A mean over images on the scale of `classify`: with ASL a sum over them."""
-        return mean * images / self._share if self.config.loss.form == "asl" else mean
+    def distil(self, step: Step, logits: "Tensor", targets: "Tensor", known: "Tensor | None" = None) -> "Tensor":
+        """KD: the binary cross-entropy to soft targets, on the scale of `classify`: with ASL a sum over all entries."""
+        from csc.methods.losses import binary_cross_entropy
 
-    def replayed(self, step: Step) -> dict[str, Tensor]:
+        mean = binary_cross_entropy(logits, targets, known)
+        if self.config.loss.form != "asl":
+            return mean
+        return mean * (logits.numel() if known is None else known.sum()) / step.share
+
+    def scaled(self, mean: "Tensor", images: int, step: Step) -> "Tensor":
+        """A mean over images on the scale of `classify`: with ASL a sum over them."""
+        return mean * images / step.share if self.config.loss.form == "asl" else mean
+
+    def replayed(self, step: Step) -> "dict[str, Tensor]":
         """The classification loss of the first batch of exemplars, if one was drawn."""
         if not step.replays:
             return {}
         replay = step.replays[0]
         known = replay.known if self.config.memory.unknown == "masked" else None
-        return {"replay": self.config.memory.weight * self.classify(replay.logits, replay.targets, known)}
+        return {"replay": self.config.memory.weight * self.classify(step, replay.logits, replay.targets, known)}

@@ -1,18 +1,64 @@
 """CSC: Confidence Self-Calibration (Du et al., ECCV 2024)."""
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from csc.config.schema import AtLeast0, AtLeast1, Config, Settings
+from csc.errors import BadConfig
 from csc.methods import register
+from csc.methods.base import HEADS, Head
 from csc.methods.lwf import LwF
 
-__all__ = ["CSC"]
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["CSC", "CiGcn"]
+
+
+class CiGcn(Settings, frozen=True, kw_only=False):
+    """The class-incremental graph network; every ablation of the paper's table 5 is a value here.
+
+    The other values are other readings of the paper; `rank` above 0 is our own low-rank form for many classes.
+    """
+
+    width: AtLeast1 = 1024
+    correlation: Literal["G->S", "Z->S", "Z->Z"] = "G->S"
+    masks: Literal["softmax", "sigmoid"] = "softmax"
+    mask_axis: Literal["spatial", "class"] = "spatial"
+    pooling: Literal["max", "avg"] = "max"
+    fusion: Literal["mean", "sum"] = "mean"
+    plain: bool = False
+    rank: AtLeast0 = 0
+
+    def __post_init__(self) -> None:
+        """Refuse a rank of a matrix that is counted, not learned."""
+        if self.rank and self.correlation != "G->S":
+            raise BadConfig(f"cigcn.rank={self.rank}: needs cigcn.correlation=G->S, a counted matrix has no rank")
+
+
+def _ci_gcn(config: Config, features: int, groups: Sequence[int]) -> "nn.Module":
+    from csc.nets.ci_gcn import CIGCN
+
+    return CIGCN(features, sum(groups), config.of(CiGcn))
+
+
+HEADS["ci_gcn"] = Head(_ci_gcn, "cigcn", CiGcn)
 
 
 @register
 class CSC(LwF):
-    """L = α CE(C^t) + (1-α) KD(C^{1:t-1}) - β H(C^{1:t-1})   (eq. 5 to 7 of the paper).
+    """L = L_cls - β L_H, with L_cls = α CE(C^t) + (1-α) KD(C^{1:t-1})   (eq. 5 and 7 of the paper).
 
-    The classification loss is LwF's; what makes it CSC is the CI-GCN head (`head: ci_gcn`, in `csc.nets.ci_gcn`),
-    through which the correlation matrix learns from labels and pseudo-labels alike, and the max-entropy term, which
-    every method may add (`max_entropy.beta`). Table 4 is `head` × `max_entropy.beta`.
+    CE and KD are LwF's: the labels of the task's classes, and the prior model's soft outputs as pseudo-labels of the
+    old ones. What makes it CSC:
+
+    - the CI-GCN head (eq. 1 to 4, `csc.nets.ci_gcn`), whose general correlation matrix A_g grows with the classes and
+      learns from labels and pseudo-labels alike;
+    - max-entropy, L_H = mean over images of Σ -p ln p over the old classes (eq. 6, `Method.loss`), which lowers the
+      confidence that grows when labels are partial.
+
+    Table 4 is `head` × `max_entropy.beta`.
     """
 
     name = "csc"
+    heads = ("ci_gcn", "linear")

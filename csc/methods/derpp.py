@@ -1,12 +1,29 @@
 """DER++: dark experience replay (Buzzega et al., NeurIPS 2020), for many labels."""
 
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal
 
+from csc.config.schema import NotNegative, Settings
 from csc.methods import register
 from csc.methods.base import Step
-from csc.methods.er import ER
+from csc.methods.er import ER, Exemplars
 
-__all__ = ["DERpp"]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["DERpp", "Derpp"]
+
+
+class Derpp(Settings, frozen=True):
+    """Weights of the stored logits and of the stored labels."""
+
+    alpha: NotNegative = 0.5
+    beta: NotNegative = 0.5
+
+
+class DrawnExemplars(Exemplars, frozen=True):
+    """A memory whose exemplars are drawn with each batch."""
+
+    replay: Literal["batch"] = "batch"
 
 
 @register
@@ -19,18 +36,20 @@ class DERpp(ER):
     """
 
     name = "derpp"
+    memory_settings = DrawnExemplars
+    own_settings = {"derpp": Derpp}  # noqa: RUF012
     stores_logits = True
     draws = 2
 
-    def terms(self, step: Step) -> dict[str, Tensor]:
+    def terms(self, step: Step) -> "dict[str, Tensor]":
         """The classification loss of one batch, the stored logits of one draw, the labels of the other."""
-        weights = self.config.derpp
-        ce = self.classify(step.logits, step.targets)
+        weights = self.config.of(Derpp)
+        ce = self.classify(step, step.logits, step.targets)
         if not step.replays:
             return {"ce": ce}
         dark, labelled = step.replays
         distance = ((dark.logits - dark.stored_logits).square() * dark.stored).sum() / dark.stored.sum().clamp(min=1)
-        distance = self.as_classified(distance, len(dark.logits))
+        distance = self.scaled(distance, len(dark.logits), step)
         known = labelled.known if self.config.memory.unknown == "masked" else None
-        again = self.classify(labelled.logits, labelled.targets, known)
+        again = self.classify(step, labelled.logits, labelled.targets, known)
         return {"ce": ce, "logits": weights.alpha * distance, "replay": weights.beta * again}

@@ -1,29 +1,41 @@
 """ER: experience replay."""
 
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar, Literal
 
+from csc.config.schema import Memory
 from csc.methods import register
 from csc.methods.base import Method, Step
 
-__all__ = ["ER"]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["ER", "Exemplars"]
+
+
+class Exemplars(Memory, frozen=True):
+    """A memory that there must be."""
+
+    sampler: Literal["random", "herding", "reservoir", "prs", "ocdm"] = "random"
 
 
 @register
 class ER(Method):
     """L = L_cls over all n outputs on the task's images and exemplars of earlier ones, without distillation.
 
-    Exemplars are added to the task's images (`memory.replay=concat`) or drawn as a batch of their own beside each
-    batch (`batch`). Unknown labels count as absent, or with `memory.unknown=masked` not at all.
+    Exemplars are added to the task's images (`memory.replay=concat`) or drawn as a batch of their own with each batch
+    (`batch`). Unknown labels count as absent, or with `memory.unknown=masked` not at all.
 
     PRS and OCDM are this method with memories that keep a distribution of classes, replayed as a batch of weight 1.
     """
 
     name = "er"
+    memory_settings: ClassVar[type[Memory] | None] = Exemplars
 
-    def terms(self, step: Step) -> dict[str, Tensor]:
-        """The classification loss of one batch, and of exemplars drawn beside it."""
+    def terms(self, step: Step) -> "dict[str, Tensor]":
+        """The classification loss of one batch, and of exemplars drawn with it."""
         if self.config.memory.unknown == "negative":
-            return {"ce": self.classify(step.logits, step.targets), **self.replayed(step)}
+            return {"ce": self.classify(step, step.logits, step.targets), **self.replayed(step)}
         if step.known is not None:
-            return {"ce": self.classify(step.logits, step.targets, step.known)}
-        return {"ce": self.classify(step.logits[:, step.old :], step.targets[:, step.old :]), **self.replayed(step)}
+            return {"ce": self.classify(step, step.logits, step.targets, step.known)}
+        new = step.logits[:, step.old :], step.targets[:, step.old :]
+        return {"ce": self.classify(step, *new), **self.replayed(step)}

@@ -1,23 +1,32 @@
 """Fine-tuning: the lower bound."""
 
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal
 
+from csc.config.schema import Loss
 from csc.methods import register
 from csc.methods.base import Method, Step
 
-__all__ = ["FineTune"]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["FineTune", "FineTuneLoss"]
+
+
+class FineTuneLoss(Loss, frozen=True):
+    """What stands for the labels of old classes: zeros (`negative`), or nothing (`masked`, a milder variant)."""
+
+    old_labels: Literal["negative", "masked"] = "negative"
 
 
 @register
 class FineTune(Method):
-    """L = L_cls over all n outputs, with zeros wherever labels are invisible, so old classes count as absent.
-
-    `old_label_policy=masked` restricts the loss to the new classes, a milder variant.
-    """
+    """L = L_cls over all n outputs, with zeros wherever labels are invisible, so old classes count as absent."""
 
     name = "finetune"
+    loss_settings = FineTuneLoss
+    memory_settings = None
 
-    def terms(self, step: Step) -> dict[str, Tensor]:
+    def terms(self, step: Step) -> "dict[str, Tensor]":
         """The classification loss of one batch."""
-        first = step.old if self.config.old_label_policy == "masked" else 0
-        return {"ce": self.classify(step.logits[:, first:], step.targets[:, first:])}
+        first = step.old if self.config.of(FineTuneLoss).old_labels == "masked" else 0
+        return {"ce": self.classify(step, step.logits[:, first:], step.targets[:, first:])}

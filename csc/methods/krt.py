@@ -1,22 +1,48 @@
 """KRT: Knowledge Restore and Transfer (Dong et al., ICCV 2023)."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-import torch
-import torch.distributed as dist
-from torch import Tensor
-from torch.nn.functional import cosine_similarity
-
-from csc.config.schema import Config
+from csc.config.schema import AtLeast1, Config, NotNegative, Settings, Unit
+from csc.errors import BadConfig
 from csc.methods import register
-from csc.methods.base import Lesson, Method, Step
-from csc.nets.attention import IncrementalCrossAttention
-from csc.nets.network import Network, Outputs
+from csc.methods.base import HEADS, Head, Lesson, Method, Step
 
-__all__ = ["KRT", "threshold_for"]
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from csc.nets.network import Network, Outputs
+
+__all__ = ["KRT", "Krt", "threshold_for"]
 
 STEP, STEPS, TOLERANCE = 0.005, 100, 0.1
 LOWEST, HIGHEST = 1e-4, 0.999999
+
+
+class Krt(Settings, frozen=True):
+    """The cross-attention head, the weight that keeps its old tokens' answers, and the pseudo-label threshold."""
+
+    width: AtLeast1 = 384
+    heads: AtLeast1 = 8
+    init_std: NotNegative = 0.01
+    tokens: NotNegative = 100.0
+    threshold: Unit = 0.8
+    labels_per_image: NotNegative = 2.9
+    of_classes: AtLeast1 = 80
+
+    def __post_init__(self) -> None:
+        """Refuse a width that the attention heads cannot share."""
+        if self.width % self.heads:
+            raise BadConfig(f"krt.width={self.width}: expected a multiple of krt.heads={self.heads}")
+
+
+def _attention(config: Config, features: int, groups: Sequence[int]) -> "nn.Module":
+    from csc.nets.attention import IncrementalCrossAttention
+
+    return IncrementalCrossAttention(features, groups, config.of(Krt))
+
+
+HEADS["attention"] = Head(_attention, "krt", Krt)
 
 
 @register
@@ -32,41 +58,54 @@ class KRT(Method):
     """
 
     name = "krt"
+    heads = ("attention", "linear")
+    own_settings = {"krt": Krt}  # noqa: RUF012
+    facts = ("krt.labels_per_image", "krt.of_classes")
     needs_prior = True
-    looks_inside = True
+    needs_intermediates = True
 
-    def __init__(self, config: Config, state: Mapping[str, Tensor] | None = None) -> None:
+    def __init__(self, config: Config, state: "Mapping[str, Tensor] | None" = None) -> None:
         super().__init__(config, state)
-        self.threshold = float(self.state.get("threshold", config.krt.threshold))  # η, as the last task left it
+        self.settings = config.of(Krt)
+        self.threshold = float(self.state.get("threshold", self.settings.threshold))  # η, as the last task left it
 
     def begin(self, lesson: Lesson) -> None:
         """Look for η, with what the prior model says of the task's images."""
+        import torch
+        import torch.distributed as dist
+
         if lesson.prior is None:
             return
         scores = lesson.logits_of_prior().sigmoid()
-        expected = self.config.krt.labels_per_image * scores.shape[1] / self.config.krt.of_classes
+        expected = self.settings.labels_per_image * scores.shape[1] / self.settings.of_classes
         self.threshold, found = threshold_for(scores, expected, self.threshold)
         self.state["threshold"] = torch.tensor(self.threshold, dtype=torch.float64)
-        told_by_another = dist.is_initialized() and dist.get_rank() > 0
-        if abs(found - expected) > TOLERANCE and not told_by_another:
+        is_main_process = not dist.is_initialized() or dist.get_rank() == 0
+        if abs(found - expected) > TOLERANCE and is_main_process:
             counts = f"{found:.2f} pseudo-labels per image above {self.threshold:.4f}, expected {expected:.2f}"
             print(f"krt: {counts}", flush=True)
 
-    def frozen(self, network: Network) -> Iterable[str]:
+    def frozen(self, network: "Network") -> Iterable[str]:
         """The old tasks' tokens and classifiers; another head has none."""
+        from csc.nets.attention import IncrementalCrossAttention
+
         head = network.head
         return [f"head.{name}" for name in head.old_parameters()] if isinstance(head, IncrementalCrossAttention) else []
 
-    def distances(self, learner: Outputs, prior: Outputs | None) -> dict[str, Tensor]:
+    def distances(self, learner: "Outputs", prior: "Outputs | None") -> "dict[str, Tensor]":
         """Per image: how far the old tasks' embeddings have turned."""
+        from torch.nn.functional import cosine_similarity
+
         if prior is None:
             return {}
         before = prior.representation.float()
         now = learner.representation[:, : before.shape[1]].float()
         return {"tokens": 1 - cosine_similarity(now.flatten(1), before.flatten(1))}
 
-    def terms(self, step: Step) -> dict[str, Tensor]:
+    def terms(self, step: Step) -> "dict[str, Tensor]":
         """The classification loss of one batch, and the turn of the old embeddings."""
+        import torch
+
         targets, known = step.targets, None
         if step.prior_logits is not None:
             pseudo = step.prior_logits.sigmoid() > self.threshold
@@ -74,14 +113,14 @@ class KRT(Method):
         if step.known is not None and self.config.memory.unknown == "masked":
             known = step.known.clone()
             known[:, : step.old] = True  # a label, or the prior model's word for it
-        terms = {"ce": self.classify(step.logits, targets, known), **self.replayed(step)}
-        weight = self.config.krt.tokens * (step.logits.shape[1] / step.new) ** 0.5
+        terms = {"ce": self.classify(step, step.logits, targets, known), **self.replayed(step)}
+        weight = self.settings.tokens * (step.logits.shape[1] / step.new) ** 0.5
         for name, values in step.distances.items():
             terms[name] = weight * values.mean()
         return terms
 
 
-def threshold_for(scores: Tensor, expected: float, start: float) -> tuple[float, float]:
+def threshold_for(scores: "Tensor", expected: float, start: float) -> tuple[float, float]:
     """Walk from `start` to a threshold that about `expected` scores of an image exceed.
 
     Steps have a fixed size, and the walk ends within a tolerance that is absolute; where it would go on for too long
@@ -95,9 +134,11 @@ def threshold_for(scores: Tensor, expected: float, start: float) -> tuple[float,
     Returns:
         The threshold, and how many scores per image exceed it.
     """
+    import torch
+
     rising = scores.double().flatten().sort().values
 
-    def exceeding(thresholds: Tensor) -> Tensor:
+    def exceeding(thresholds: "Tensor") -> "Tensor":
         return (len(rising) - torch.searchsorted(rising, thresholds, right=True)).double() / len(scores)
 
     first = torch.tensor([start], dtype=torch.float64, device=scores.device)

@@ -1,12 +1,37 @@
 """L2P: Learning to Prompt (Wang et al., CVPR 2022), for many labels."""
 
-from torch import Tensor
+from typing import TYPE_CHECKING
 
+from csc.config.schema import AtLeast1, Config, Settings
+from csc.errors import BadConfig
 from csc.methods import register
-from csc.methods.base import Method, Step
-from csc.nets.network import Outputs
+from csc.methods.base import HEADS, Head, Method, Step
 
-__all__ = ["L2P"]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from csc.nets.backbone import Backbone
+    from csc.nets.network import Outputs
+    from csc.nets.prompts import PromptedBackbone
+
+__all__ = ["L2P", "L2p"]
+
+
+class L2p(Settings, frozen=True):
+    """A pool of prompts for a frozen transformer, and the pull of the chosen keys towards the images."""
+
+    pool: AtLeast1 = 10
+    length: AtLeast1 = 5
+    chosen: AtLeast1 = 5
+    pull: float = 0.1
+
+    def __post_init__(self) -> None:
+        """Refuse to choose more prompts than there are."""
+        if self.chosen > self.pool:
+            raise BadConfig(f"l2p.chosen={self.chosen}: the pool has {self.pool} prompts")
+
+
+HEADS["prompts"] = Head(HEADS["linear"].build, "l2p", L2p)
 
 
 @register
@@ -18,15 +43,26 @@ class L2P(Method):
     """
 
     name = "l2p"
-    looks_inside = True
+    heads = ("prompts",)
+    own_settings = {"l2p": L2p}  # noqa: RUF012
+    takes_frozen_backbone = False  # it brings its own, which is frozen but for the prompts
+    needs_intermediates = True
 
-    def distances(self, learner: Outputs, prior: Outputs | None) -> dict[str, Tensor]:
+    @classmethod
+    def wrap(cls, config: Config, backbone: "Backbone") -> "PromptedBackbone":
+        """The transformer with its pool of prompts."""
+        from csc.nets.prompts import PromptedBackbone
+
+        return PromptedBackbone(backbone, config.of(L2p))
+
+    def distances(self, learner: "Outputs", prior: "Outputs | None") -> "dict[str, Tensor]":
         """Per image: similarity to the chosen keys."""
         return {} if learner.pull is None else {"pull": learner.pull.float()}
 
-    def terms(self, step: Step) -> dict[str, Tensor]:
+    def terms(self, step: Step) -> "dict[str, Tensor]":
         """The classification loss of the new classes, and the pull of the chosen keys towards the images."""
-        terms = {"ce": self.classify(step.logits[:, step.old :], step.targets[:, step.old :]), **self.replayed(step)}
+        new = step.logits[:, step.old :], step.targets[:, step.old :]
+        terms = {"ce": self.classify(step, *new), **self.replayed(step)}
         for name, values in step.distances.items():
-            terms[name] = -self.config.l2p.pull * values.mean()
+            terms[name] = -self.config.of(L2p).pull * values.mean()
         return terms

@@ -1,10 +1,14 @@
 """Loss functions on multi-label logits, as pure functions."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.autograd import Function
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-__all__ = ["asymmetric_loss", "binary_cross_entropy", "max_entropy"]
+__all__ = ["asymmetric_loss", "binary_cross_entropy", "max_entropy", "quadratic_penalty"]
 
 
 def binary_cross_entropy(logits: Tensor, targets: Tensor, known: Tensor | None = None) -> Tensor:
@@ -51,3 +55,28 @@ def max_entropy(logits: Tensor, form: str = "one_sided", reduction: str = "sum")
     if form == "binary":
         entropy = entropy - (1 - p) * (1 - p + 1e-5).log()
     return (entropy.sum(dim=1) if reduction == "sum" else entropy.mean(dim=1)).mean()
+
+
+def quadratic_penalty(fishers: Sequence[Tensor], stars: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
+    """Σ F (θ - θ*)² over all parameters."""
+    total: Tensor = _Pull.apply(fishers, stars, *parameters)
+    return total
+
+
+class _Pull(Function):
+    """Σ F (θ - θ*)² over all parameters; F (θ - θ*), half its gradient, is kept, so that backward is one product."""
+
+    @staticmethod
+    def forward(ctx: Any, fishers: Sequence[Tensor], stars: Sequence[Tensor], *parameters: Tensor) -> Tensor:
+        total = parameters[0].new_zeros(())
+        pulls = []
+        for fisher, star, value in zip(fishers, stars, parameters, strict=True):
+            away = value - star
+            pulls.append(fisher * away)
+            total += away.mul_(pulls[-1]).sum()
+        ctx.save_for_backward(*pulls)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return None, None, *(2 * gradient * pull for pull in ctx.saved_tensors)

@@ -1,12 +1,25 @@
 """LwF: Learning without Forgetting, the baseline that CSC builds on."""
 
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal
 
+from csc.config.schema import Loss, Unit
 from csc.methods import register
 from csc.methods.base import Method, Step
-from csc.methods.losses import binary_cross_entropy
 
-__all__ = ["LwF"]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["Distillation", "LwF"]
+
+
+class Distillation(Loss, frozen=True):
+    """α, the weight of the labels against the prior model, and what stands for the labels of old classes.
+
+    `kd` takes the prior model's soft outputs, `negative` zeros, `masked` nothing.
+    """
+
+    alpha: Unit = 0.15
+    old_labels: Literal["kd", "negative", "masked"] = "kd"
 
 
 @register
@@ -14,24 +27,24 @@ class LwF(Method):
     """L = α CE(new) + (1-α) KD(old): new classes from labels, old ones from the prior model.
 
     KD is the binary cross-entropy to σ(z of the prior): its soft outputs are the pseudo-labels. The base task is CE
-    alone. `old_label_policy` swaps KD for no loss (`masked`) or for zeros as negatives (`negative`). Exemplars among
-    the images have CE on all labels that they know, and KD on the other old classes.
+    alone. Exemplars among the images have CE on all labels that they know, and KD on the other old classes.
     """
 
     name = "lwf"
+    loss_settings = Distillation
     needs_prior = True
 
-    def terms(self, step: Step) -> dict[str, Tensor]:
+    def terms(self, step: Step) -> "dict[str, Tensor]":
         """CE and KD of one batch, and the loss of exemplars drawn beside it."""
-        policy, alpha, old = self.config.old_label_policy, self.config.loss.alpha, step.old
-        if policy == "negative":
-            return {"ce": self.classify(step.logits, step.targets), **self.replayed(step)}
+        settings, old = self.config.of(Distillation), step.old
+        if settings.old_labels == "negative":
+            return {"ce": self.classify(step, step.logits, step.targets), **self.replayed(step)}
         if step.known is not None:
-            ce = self.classify(step.logits, step.targets, step.known)
+            ce = self.classify(step, step.logits, step.targets, step.known)
         else:
-            ce = self.classify(step.logits[:, old:], step.targets[:, old:])
-        if policy == "masked" or step.prior_logits is None:
+            ce = self.classify(step, step.logits[:, old:], step.targets[:, old:])
+        if settings.old_labels == "masked" or step.prior_logits is None:
             return {"ce": ce, **self.replayed(step)}
         unknown = None if step.known is None else ~step.known[:, :old]
-        kd = binary_cross_entropy(step.logits[:, :old], step.prior_logits.sigmoid(), unknown)
-        return {"ce": alpha * ce, "kd": (1 - alpha) * kd, **self.replayed(step)}
+        kd = self.distil(step, step.logits[:, :old], step.prior_logits.sigmoid(), unknown)
+        return {"ce": settings.alpha * ce, "kd": (1 - settings.alpha) * kd, **self.replayed(step)}

@@ -1,19 +1,27 @@
 """oEWC: online elastic weight consolidation (Schwarz et al., ICML 2018), for many labels."""
 
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-from torch.autograd import Function
-
+from csc.config.schema import AtLeast1, NotNegative, Settings, Unit
 from csc.methods import register
 from csc.methods.base import Lesson
 from csc.methods.finetune import FineTune
-from csc.methods.losses import binary_cross_entropy
-from csc.nets.network import Network
 
-__all__ = ["OnlineEWC"]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from csc.nets.network import Network
+
+__all__ = ["Oewc", "OnlineEWC"]
+
+
+class Oewc(Settings, frozen=True):
+    """Strength of the penalty, decay of the Fisher information, and how it is estimated."""
+
+    weight: NotNegative = 100.0
+    gamma: Unit = 1.0
+    samples: AtLeast1 = 2000
+    batch_size: AtLeast1 = 4
 
 
 @register
@@ -26,9 +34,12 @@ class OnlineEWC(FineTune):
     """
 
     name = "oewc"
+    own_settings = {"oewc": Oewc}  # noqa: RUF012
 
-    def penalty(self, network: Network) -> dict[str, Tensor]:
+    def penalty(self, network: "Network") -> "dict[str, Tensor]":
         """λ Σ F (θ - θ*)²; nothing in the base task."""
+        from csc.methods.losses import quadratic_penalty
+
         held = {
             name: value
             for name, value in network.named_parameters()
@@ -38,12 +49,15 @@ class OnlineEWC(FineTune):
             return {}
         fishers = [self._on(value, f"fisher.{name}") for name, value in held.items()]
         stars = [self._on(value, f"star.{name}") for name, value in held.items()]
-        pull: Tensor = _Pull.apply(fishers, stars, *held.values())
-        return {"ewc": self.config.oewc.weight * pull}
+        return {"ewc": self.config.of(Oewc).weight * quadratic_penalty(fishers, stars, list(held.values()))}
 
     def finish(self, lesson: Lesson) -> None:
         """Estimate the Fisher information of the task and keep the weights."""
-        network, settings = lesson.network.eval(), self.config.oewc
+        import torch
+
+        from csc.methods.losses import binary_cross_entropy
+
+        network, settings = lesson.network.eval(), self.config.of(Oewc)
         learned = {name: value for name, value in network.named_parameters() if value.requires_grad}
         fisher: dict[str, Tensor] = {}
         images = 0
@@ -60,8 +74,10 @@ class OnlineEWC(FineTune):
             self.state[f"fisher.{name}"] = (settings.gamma * earlier + found / images).cpu()
             self.state[f"star.{name}"] = learned[name].detach().cpu().clone()
 
-    def _on(self, parameter: Tensor, name: str) -> Tensor:
+    def _on(self, parameter: "Tensor", name: str) -> "Tensor":
         """A kept tensor on the device and in the shape of its parameter, zero where the parameter has grown."""
+        import torch
+
         kept = self.state.get(name)
         if kept is None:
             return torch.zeros_like(parameter)
@@ -70,22 +86,3 @@ class OnlineEWC(FineTune):
             grown[tuple(slice(size) for size in kept.shape)] = kept.to(parameter.device)
             self.state[name] = kept = grown
         return kept
-
-
-class _Pull(Function):
-    """Σ F (θ - θ*)² over all parameters; F (θ - θ*), half its gradient, is kept, so that backward is one product."""
-
-    @staticmethod
-    def forward(ctx: Any, fishers: Sequence[Tensor], stars: Sequence[Tensor], *parameters: Tensor) -> Tensor:
-        total = parameters[0].new_zeros(())
-        pulls = []
-        for fisher, star, value in zip(fishers, stars, parameters, strict=True):
-            away = value - star
-            pulls.append(fisher * away)
-            total += away.mul_(pulls[-1]).sum()
-        ctx.save_for_backward(*pulls)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return None, None, *(2 * gradient * pull for pull in ctx.saved_tensors)

@@ -1,15 +1,25 @@
 """PODNet: pooled outputs distillation (Douillard et al., ECCV 2020), as KRT adapts it to many labels."""
 
-import torch
-from torch import Tensor
-from torch.nn.functional import cosine_similarity, normalize
+from typing import TYPE_CHECKING
 
+from csc.config.schema import Memory, NotNegative, Settings
 from csc.methods import register
 from csc.methods.base import Step
 from csc.methods.er import ER
-from csc.nets.network import Outputs
 
-__all__ = ["PODNet"]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from csc.nets.network import Outputs
+
+__all__ = ["PODNet", "Podnet"]
+
+
+class Podnet(Settings, frozen=True):
+    """Weights of the pooled maps and of the final features."""
+
+    spatial: NotNegative = 5.0
+    flat: NotNegative = 180.0
 
 
 @register
@@ -22,11 +32,16 @@ class PODNet(ER):
     """
 
     name = "podnet"
+    memory_settings = Memory
+    own_settings = {"podnet": Podnet}  # noqa: RUF012
     needs_prior = True
-    looks_inside = True
+    needs_intermediates = True
 
-    def distances(self, learner: Outputs, prior: Outputs | None) -> dict[str, Tensor]:
+    def distances(self, learner: "Outputs", prior: "Outputs | None") -> "dict[str, Tensor]":
         """Per image: distance of the pooled maps and of the final features."""
+        import torch
+        from torch.nn.functional import cosine_similarity
+
         if prior is None:
             return {}
         pairs = list(zip(learner.stages, prior.stages, strict=True))
@@ -34,17 +49,21 @@ class PODNet(ER):
         mine, before = (outputs.stages[-1].float().mean(dim=(2, 3)) for outputs in (learner, prior))
         return {"spatial": spatial, "flat": 1 - cosine_similarity(mine, before)}
 
-    def terms(self, step: Step) -> dict[str, Tensor]:
+    def terms(self, step: Step) -> "dict[str, Tensor]":
         """The classification loss of one batch, and how far the backbone has moved."""
         terms = super().terms(step)
-        weights = {"spatial": self.config.podnet.spatial, "flat": self.config.podnet.flat}
+        settings = self.config.of(Podnet)
+        weights = {"spatial": settings.spatial, "flat": settings.flat}
         growth = (step.logits.shape[1] / step.new) ** 0.5
         for name, values in step.distances.items():
             terms[name] = weights[name] * growth * values.mean()
         return terms
 
 
-def _pooled(stage: Tensor) -> Tensor:
+def _pooled(stage: "Tensor") -> "Tensor":
     """(B, c, h, w) → (B, c (h + w)) of unit length."""
+    import torch
+    from torch.nn.functional import normalize
+
     squared = stage.float().square()
     return normalize(torch.cat([squared.sum(dim=3).flatten(1), squared.sum(dim=2).flatten(1)], dim=1))

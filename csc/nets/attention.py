@@ -15,13 +15,14 @@ Only KR_i tells the tasks apart, and KT is the same for every image. So nothing 
 
 import math
 from collections.abc import Sequence
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from csc.config.schema import Krt
+if TYPE_CHECKING:
+    from csc.methods.krt import Krt
 
 __all__ = ["IncrementalCrossAttention"]
 
@@ -42,7 +43,7 @@ class IncrementalCrossAttention(nn.Module):
         config: width of the tokens, number of attention heads, spread of the first weights.
     """
 
-    def __init__(self, features: int, groups: Sequence[int], config: Krt) -> None:
+    def __init__(self, features: int, groups: Sequence[int], config: "Krt") -> None:
         super().__init__()
         self.features, self.groups, self.classes, self.config = features, tuple(groups), sum(groups), config
         width = config.width

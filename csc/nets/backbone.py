@@ -13,7 +13,7 @@ from csc.storage import sha256_file
 __all__ = [
     "Backbone",
     "Initialisation",
-    "Inside",
+    "Intermediates",
     "StoredBackbone",
     "build_backbone",
     "from_hub",
@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 COCO_CLASSES = 80
-STAGES = 4  # whose outputs `Backbone.inside` gives
+STAGES = 4  # whose outputs `Backbone.intermediates` gives
 LEAKY_NAMES = ("ms_coco", "mscoco", "coco_tresnet", "tresnet_m_224_21k")
 
 
@@ -42,8 +42,8 @@ class Initialisation:
         return self.kind if self.kind == "scratch" else f"{self.kind} {self.source}{digest}{leak}"
 
 
-class Inside(NamedTuple):
-    """What a backbone computes on the way to its maps."""
+class Intermediates(NamedTuple):
+    """Feature maps, and what a backbone computes on the way to them."""
 
     maps: Tensor  # (B, channels, h, w), the last stage
     stages: tuple[Tensor, ...]  # (B, c, h, w) each, the maps being the last
@@ -62,20 +62,20 @@ class Backbone(nn.Module):
         """Feature maps; token sequences and channel-last maps are brought to the same layout."""
         return self._laid_out(self.net.forward_features(images))
 
-    def inside(self, images: Tensor) -> Inside:
-        """Feature maps and the outputs of the last stages, heard where timm says a stage ends."""
-        heard: list[Tensor] = []
-        names = dict.fromkeys(info["module"] for info in self.net.feature_info[-STAGES:])
-        ears = [
-            self.net.get_submodule(name).register_forward_hook(lambda _, __, output: heard.append(output))
+    def intermediates(self, images: Tensor) -> Intermediates:
+        """Feature maps and the outputs of the last stages; of a network whose stages timm does not name, the maps."""
+        stages: list[Tensor] = []
+        names = dict.fromkeys(info["module"] for info in getattr(self.net, "feature_info", [])[-STAGES:])
+        hooks = [
+            self.net.get_submodule(name).register_forward_hook(lambda _, __, output: stages.append(output))
             for name in names
         ]
         try:
             maps = self(images)
         finally:
-            for ear in ears:
-                ear.remove()
-        return Inside(maps, (*(self._laid_out(stage) for stage in heard[:-1]), maps), None)
+            for hook in hooks:
+                hook.remove()
+        return Intermediates(maps, (*(self._laid_out(stage) for stage in stages[:-1]), maps), None)
 
     def _laid_out(self, maps: Tensor) -> Tensor:
         if maps.ndim == 3:  # (B, tokens, C): a transformer; class and register tokens have no place
@@ -88,10 +88,10 @@ class Backbone(nn.Module):
 
 
 class StoredBackbone(nn.Module):
-    """The weights of a backbone that does not run here: heads learn on cached maps, the model keeps its whole self.
+    """A backbone that does not run here: a network on it takes cached maps in the place of images.
 
     Args:
-        weights: by their names in `Backbone.state_dict`.
+        weights: by their names in `Backbone.state_dict`; a model that is saved keeps them.
         channels: of the maps.
     """
 
@@ -99,9 +99,17 @@ class StoredBackbone(nn.Module):
         super().__init__()
         self.weights, self.channels = weights, channels
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Never called: there is no network here."""
-        raise NotImplementedError("a stored backbone has weights only; give the network feature maps")
+    def forward(self, maps: Tensor) -> Tensor:
+        """Cached maps in full precision."""
+        return maps.float()
+
+    def intermediates(self, maps: Tensor) -> Intermediates:
+        """Cached maps, which are all there is."""
+        maps = self(maps)
+        return Intermediates(maps, (maps,), None)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "StoredBackbone":
+        return StoredBackbone(self.weights, self.channels)  # weights that never change need no copy
 
     def _save_to_state_dict(self, destination: dict[str, Tensor], prefix: str, keep_vars: bool) -> None:
         destination.update({prefix + name: value for name, value in self.weights.items()})

@@ -16,13 +16,14 @@ nodes, instead of on the nodes: A_g = P Qᵀ and A_s are n × r, and time and me
 Q = I is the full form.
 """
 
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import leaky_relu, linear, one_hot
 
-from csc.config.schema import CiGcn
+if TYPE_CHECKING:
+    from csc.methods.csc import CiGcn
 
 __all__ = ["CIGCN"]
 
@@ -35,7 +36,7 @@ class CIGCN(nn.Module):
     Every class-sized tensor has its classes on the leading axes, so growth is a copy into the top-left block.
     """
 
-    def __init__(self, features: int, classes: int, config: CiGcn) -> None:
+    def __init__(self, features: int, classes: int, config: "CiGcn") -> None:
         super().__init__()
         self.features, self.classes, self.config = features, classes, config
         nodes = features if config.plain else config.width

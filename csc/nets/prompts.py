@@ -7,16 +7,17 @@ patches of a second pass, and the feature of the image is the mean of their K ·
     maps = mean f([CLS, P_1 … P_K, patches])_prompts,     pull = Σ_K cos(q, key_k)
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
-from csc.config.schema import L2p
+if TYPE_CHECKING:
+    from csc.methods.l2p import L2p
 from csc.errors import BadConfig
-from csc.nets.backbone import Backbone, Inside
+from csc.nets.backbone import Backbone, Intermediates
 
 __all__ = ["PromptedBackbone"]
 
@@ -34,7 +35,7 @@ class PromptedBackbone(nn.Module):
         config: size of the pool, of a prompt and of the choice.
     """
 
-    def __init__(self, backbone: Backbone, config: L2p) -> None:
+    def __init__(self, backbone: Backbone, config: "L2p") -> None:
         super().__init__()
         net: Any = backbone.net
         if getattr(net, "cls_token", None) is None or not hasattr(net, "blocks"):
@@ -54,9 +55,9 @@ class PromptedBackbone(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Normalised images → maps (B, channels, 1, 1)."""
-        return self.inside(images).maps
+        return self.intermediates(images).maps
 
-    def inside(self, images: Tensor) -> Inside:
+    def intermediates(self, images: Tensor) -> Intermediates:
         """Maps, and how near the chosen keys are to the images."""
         with torch.no_grad():
             tokens = self.net.norm_pre(self.net._pos_embed(self.net.patch_embed(images)))
@@ -68,7 +69,7 @@ class PromptedBackbone(nn.Module):
         prompted = torch.cat([tokens[:, :first], prompts.to(tokens.dtype), tokens[:, first:]], dim=1)
         outputs = self.net.norm(self.net.blocks(prompted))[:, first : first + prompts.shape[1]]
         maps = outputs.mean(dim=1)[:, :, None, None]
-        return Inside(maps, (maps,), cosines.gather(1, choice).sum(dim=1))
+        return Intermediates(maps, (maps,), cosines.gather(1, choice).sum(dim=1))
 
     def choose(self, cosines: Tensor) -> Tensor:
         """Which prompts each image gets (B, K), from the cosines to all keys (B, M)."""

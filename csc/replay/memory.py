@@ -1,13 +1,11 @@
-"""What is kept of earlier tasks: exemplars, with the part of their labels that is known.
+"""The memory: exemplars of earlier tasks, with the part of their labels that is known.
 
-An exemplar knows the labels of the classes of the task it was stored in. With `memory.labels=own_to_current` it also
-learns those of each later task: the task's train view holds every image with one of its classes, so it says which of
-them an exemplar has, and one that is not in it has none. There is no other source of labels.
+An exemplar has the labels of the classes of the task it was stored in. With `memory.labels=own_to_current` it also gets
+those of each later task: the task's train view has every image with one of its classes, so it says which of them an
+exemplar has, and one that is not in it has none. There is no other source of labels.
 """
 
 import json
-import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -17,25 +15,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from csc.config.schema import Memory as MemorySettings
 from csc.data.columns import from_numpy, to_numpy
 from csc.data.views import View
 from csc.errors import BadModel
-from csc.replay.samplers import herding, ocdm, prs, reservoir
 from csc.scenario import Task
 from csc.storage import atomic_file
 
-__all__ = ["Memory", "joined", "read_memory", "update", "write_memory"]
+__all__ = ["POSITIONS", "Memory", "joined", "read_memory", "write_memory"]
 
 Scope = Literal["own_task", "own_to_current"]
-Features = Callable[[], NDArray[np.float32]]
-Logits = Callable[[Sequence[int]], NDArray[np.float32]]
-
+POSITIONS = pa.schema([("image_id", pa.string()), ("shard", pa.int32()), ("row", pa.int32())])
 _METADATA_KEY = b"csc"
-_PLACES = pa.schema([("image_id", pa.string()), ("shard", pa.int32()), ("row", pa.int32())])
 _COLUMNS = pa.schema(
     [
-        *_PLACES,
+        *POSITIONS,
         ("labels", pa.list_(pa.int16())),
         ("first", pa.int32()),
         ("last", pa.int32()),
@@ -55,9 +48,9 @@ class Memory:
     labels: NDArray[np.bool_]  # (M, n), only within the known range
     known: NDArray[np.int32]  # (M, 2): labels of the classes [first, last) are known
     owner: NDArray[np.int16]  # (M,): the class an exemplar stands for; -1 if it was drawn from the stream
-    rank: NDArray[np.int32]  # (M,): its place in the order of that class; the last ones leave first
-    logits: NDArray[np.float32]  # (M, n): what the model said when the exemplar was stored, of the leading classes
-    stored: NDArray[np.int32]  # (M,): of how many
+    rank: NDArray[np.int32]  # (M,): its position in the order of that class; the last ones leave first
+    logits: NDArray[np.float32]  # (M, n): of the model when the exemplar was stored, for the leading classes
+    stored: NDArray[np.int32]  # (M,): for how many
     counts: NDArray[np.int64]  # (n,): how often each class was in the stream so far
     seen: int  # images in the stream so far
     classes: tuple[str, ...]  # all seen classes
@@ -65,17 +58,16 @@ class Memory:
 
     @classmethod
     def empty(cls, fingerprint: str) -> "Memory":
-        """A memory of nothing, before the first task."""
-        nothing, none = np.zeros((0, 0)), np.zeros(0)
+        """A memory without exemplars, before the first task."""
         return cls(
-            table=_PLACES.empty_table(),
-            labels=nothing.astype(bool),
+            table=POSITIONS.empty_table(),
+            labels=np.zeros((0, 0), bool),
             known=np.zeros((0, 2), np.int32),
-            owner=none.astype(np.int16),
-            rank=none.astype(np.int32),
-            logits=nothing.astype(np.float32),
-            stored=none.astype(np.int32),
-            counts=none.astype(np.int64),
+            owner=np.zeros(0, np.int16),
+            rank=np.zeros(0, np.int32),
+            logits=np.zeros((0, 0), np.float32),
+            stored=np.zeros(0, np.int32),
+            counts=np.zeros(0, np.int64),
             seen=0,
             classes=(),
             fingerprint=fingerprint,
@@ -89,10 +81,10 @@ class Memory:
         index = np.arange(len(self.classes))
         return (self.known[:, :1] <= index) & (index < self.known[:, 1:])
 
-    def taught(self, view: View, task: Task, scope: Scope) -> "Memory":
-        """The memory as a task sees it: over all seen classes and, in its scope, with the labels of the new ones.
+    def extended_to(self, view: View, task: Task, scope: Scope) -> "Memory":
+        """The memory over all classes seen in a task and, depending on the scope, with the labels of the new ones.
 
-        Teaching the same task again changes nothing.
+        Extending it to the same task again changes nothing.
 
         Args:
             view: train view of the task.
@@ -104,7 +96,7 @@ class Memory:
         labels = np.pad(self.labels, ((0, 0), (0, more)))
         known = self.known.copy()
         if scope == "own_to_current":
-            learns = known[:, 1] >= len(task.old)  # knows all classes from its own task on, so far
+            learns = known[:, 1] >= len(task.old)  # has the labels of all tasks since its own
             import pyarrow.compute as pc  # half of Arrow's time to import: not for those without a memory
 
             ids = view.table["image_id"].combine_chunks()
@@ -134,22 +126,22 @@ class Memory:
             )
 
     def view(self, like: View) -> View:
-        """The exemplars as a view of the same data set, with the labels they know.
+        """The exemplars as a view of the same data set, with their known labels.
 
         Args:
-            like: a view of the task that the memory was taught.
+            like: a view of the task that the memory was extended to.
         """
-        columns = {name: self.table[name] for name in _PLACES.names}
+        columns = {name: self.table[name] for name in POSITIONS.names}
         kind = like.table.schema.field("labels").type
         table = pa.table(columns | {"labels": _label_lists(self, kind)}, schema=like.table.schema)
         return replace(like, table=table)
 
-    def chosen(self, rows: NDArray[np.intp]) -> "Memory":
+    def take(self, rows: NDArray[np.intp]) -> "Memory":
         """Some of the exemplars, in the given order."""
         arrays = {name: getattr(self, name)[rows] for name in _ARRAYS}
         return replace(self, table=self.table.take(from_numpy(rows)), **arrays)
 
-    def holds(self, view: View) -> NDArray[np.bool_]:
+    def contains(self, view: View) -> NDArray[np.bool_]:
         """Which images of a view are among the exemplars."""
         import pyarrow.compute as pc  # as above
 
@@ -162,123 +154,11 @@ def joined(view: View, memory: Memory) -> View:
     return replace(view, table=pa.concat_tables([view.table, memory.view(view).table]))
 
 
-def update(
-    memory: Memory,
-    view: View,
-    task: Task,
-    settings: MemorySettings,
-    *,
-    seed: int,
-    features: Features,
-    logits: Logits | None = None,
-) -> Memory:
-    """The memory after a task.
-
-    Args:
-        memory: from before the task, taught or not.
-        view: train view of the task.
-        task: which increment.
-        settings: sampler and size.
-        seed: of the run.
-        features: gives a feature vector for each image of the view; only asked for herding.
-        logits: gives logits of the seen classes for some rows of the view; asked once, for those newly stored. None
-            to store no logits.
-    """
-    memory = memory.taught(view, task, settings.labels)
-    labels = view.targets()
-    labels[:, : len(task.old)] = False
-    rng = np.random.default_rng([seed, task.index])
-    if settings.sampler in ("reservoir", "prs", "ocdm"):
-        kept, chosen = _from_stream(memory, view, labels, settings, rng)
-    else:
-        kept, chosen = _by_class(memory, view, labels, settings, rng, features)
-    said = np.zeros((len(chosen.rows), len(task.seen)), np.float32)
-    if logits is not None and len(chosen.rows):
-        said[:] = logits(chosen.rows.tolist())
-    new = {
-        "labels": labels[chosen.rows],
-        "known": np.tile(np.array([len(task.old), len(task.seen)], np.int32), (len(chosen.rows), 1)),
-        "owner": chosen.owner.astype(np.int16),
-        "rank": chosen.rank.astype(np.int32),
-        "logits": said,
-        "stored": np.full(len(chosen.rows), 0 if logits is None else len(task.seen), np.int32),
-    }
-    places = view.table.select(_PLACES.names).take(from_numpy(chosen.rows)).cast(_PLACES)
-    arrays: dict[str, Any] = {name: np.concatenate([getattr(kept, name), values]) for name, values in new.items()}
-    return replace(
-        kept,
-        table=pa.concat_tables([kept.table, places]).combine_chunks(),
-        counts=kept.counts + labels.sum(axis=0),
-        seen=kept.seen + int(labels.any(axis=1).sum()),
-        **arrays,
-    )
-
-
-@dataclass(frozen=True)
-class _Chosen:
-    """Rows of a view to store, with the class each stands for and its place in the order of that class."""
-
-    rows: NDArray[np.intp]
-    owner: NDArray[np.intp]
-    rank: NDArray[np.intp]
-
-
-def _by_class(
-    memory: Memory,
-    view: View,
-    labels: NDArray[np.bool_],
-    settings: MemorySettings,
-    rng: np.random.Generator,
-    features: Features,
-) -> tuple[Memory, _Chosen]:
-    """The first k of each class: of an old one by the order it has, of a new one by herding or as drawn.
-
-    A total is split as ⌈total / n⌉, so it may be exceeded by less than n. With `unique`, an image that is
-    stored is not stored again for another class, and nothing comes in its place.
-    """
-    k = settings.per_class or math.ceil(settings.total / len(memory.classes))
-    kept = memory.chosen(np.flatnonzero(memory.rank < k))
-    stored = kept.holds(view)
-    vectors = features() if settings.sampler == "herding" else None
-    found = []
-    for owner in range(labels.shape[1]):
-        rows = np.flatnonzero(labels[:, owner])
-        order = rng.permutation(len(rows))[:k] if vectors is None else herding(vectors[rows], k)
-        rows = rows[order]
-        rank = np.flatnonzero(~stored[rows]) if settings.unique else np.arange(len(rows))
-        stored[rows] = True
-        found.append((rows[rank], np.full(len(rank), owner), rank))
-    return kept, _Chosen(*map(np.concatenate, zip(*found, strict=True)))
-
-
-def _from_stream(
-    memory: Memory, view: View, labels: NDArray[np.bool_], settings: MemorySettings, rng: np.random.Generator
-) -> tuple[Memory, _Chosen]:
-    """What is left of the memory, and new in it, after the images of a view came by in a random order.
-
-    Images without a visible label do not take part; with `unique`, nor do those that the memory has.
-    """
-    slots = settings.total
-    memory = memory.chosen(np.sort(rng.permutation(len(memory))[:slots]))  # all, unless the total became smaller
-    takes_part = labels.any(axis=1)
-    if settings.unique:
-        takes_part &= ~memory.holds(view)
-    order = rng.permutation(np.flatnonzero(takes_part))
-    if settings.sampler == "reservoir":
-        indices = reservoir(len(memory), len(order), memory.seen, slots, rng)
-    elif settings.sampler == "prs":
-        indices = prs(memory.labels, labels[order], memory.counts, slots, settings.rho, rng)
-    else:
-        indices = ocdm(memory.labels, labels[order], memory.counts, slots, settings.rho)
-    kept, rows = indices[indices < len(memory)], order[indices[indices >= len(memory)] - len(memory)]
-    return memory.chosen(kept), _Chosen(rows, np.full(len(rows), -1), np.zeros(len(rows), np.intp))
-
-
 def write_memory(memory: Memory, path: Path) -> None:
     """Write a memory as Parquet; classes, counts and data fingerprint go into the file's metadata."""
     leading = np.arange(len(memory.classes)) < memory.stored[:, None]
     columns = {
-        **{name: memory.table[name] for name in _PLACES.names},
+        **{name: memory.table[name] for name in POSITIONS.names},
         "labels": _label_lists(memory, pa.list_(pa.int16())),
         "first": from_numpy(memory.known[:, 0]),
         "last": from_numpy(memory.known[:, 1]),
@@ -293,8 +173,8 @@ def write_memory(memory: Memory, path: Path) -> None:
         "fingerprint": memory.fingerprint,
     }
     table = pa.table(columns, schema=_COLUMNS)
-    with atomic_file(path) as aside:
-        pq.write_table(table.replace_schema_metadata({_METADATA_KEY: json.dumps(facts)}), aside)
+    with atomic_file(path) as temporary:
+        pq.write_table(table.replace_schema_metadata({_METADATA_KEY: json.dumps(facts)}), temporary)
 
 
 def read_memory(path: str | Path) -> Memory:
@@ -319,7 +199,7 @@ def _decoded(table: pa.Table, facts: dict[str, Any]) -> Memory:
     logits = np.zeros(labels.shape, np.float32)
     logits[np.arange(len(classes)) < stored[:, None]] = to_numpy(lists["logits"].flatten())
     memory = Memory(
-        table=table.select(_PLACES.names),
+        table=table.select(POSITIONS.names),
         labels=labels,
         known=np.stack([to_numpy(table["first"]), to_numpy(table["last"])], axis=1),
         owner=to_numpy(table["owner"]),

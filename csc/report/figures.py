@@ -8,8 +8,9 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
+from csc.artifacts import Run, TaskResult
 from csc.report.paper import paper_numbers
-from csc.report.run import Run, TaskResult, printable
+from csc.report.text import printable
 
 __all__ = ["ap_heatmap", "confidence", "curve", "curves", "escape", "precision_recall_bars", "theme"]
 

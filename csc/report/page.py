@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
+from csc.artifacts import Run
 from csc.report import figures
 from csc.report.figures import escape
 from csc.report.paper import NUMBERS, paper_numbers
-from csc.report.run import Run
 from csc.report.table import METRICS, averages, comparison, facts, notes
 
 __all__ = ["page_of", "render", "table_row"]

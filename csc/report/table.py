@@ -4,8 +4,9 @@ import html
 import unicodedata
 from collections.abc import Sequence
 
+from csc.artifacts import Run, TaskResult
 from csc.report.paper import NUMBERS, paper_rows
-from csc.report.run import Run, TaskResult, printable
+from csc.report.text import printable
 
 __all__ = [
     "METRICS",

@@ -1,6 +1,6 @@
 """Wrap a model folder so that MLflow can use it on its own: weights, card, and our code.
 
-MLmodel             what it is, takes and gives, and how to load it: `csc.serving.pyfunc`, from the code beside it
+MLmodel             what it is, takes and gives, and how to load it: `csc.serving.pyfunc`, from `code/`
 data/model/         the model folder
 code/csc/           as much of this library as it takes to load and predict
 requirements.txt    what it needs, at the versions it was trained with; conda.yaml and python_env.yaml say the same
@@ -26,16 +26,18 @@ __all__ = ["installed", "package_model"]
 
 # Every file is a request of its own on its way through a tracking server, so nothing comes along that is not used.
 CODE = (
-    *(f"{name}.py" for name in ("__init__", "errors", "model", "scenario", "storage")),
+    *(f"{name}.py" for name in ("__init__", "errors", "model", "scenario")),
+    "storage/*.py",
     *(f"serving/{name}.py" for name in ("__init__", "predictor", "pyfunc")),
     "config/*.py",
     "config/presets/*.yaml",
     "nets/*.py",
-    "methods/config/*.yaml",
+    "methods/*.py",
+    "methods/values/*.yaml",
 )
 # A grey PNG of 8 × 8 pixels.
 EXAMPLE = "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAAAAADhZOFXAAAAEElEQVR42mNsYIAAJgaKGAAmCACQtTEKkQAAAABJRU5ErkJggg=="
-REQUIREMENTS = ("torch", "torchvision", "timm", "safetensors", "pyarrow", "pyyaml", "pillow", "pandas")
+REQUIREMENTS = ("torch", "torchvision", "timm", "safetensors", "pyarrow", "pyyaml", "msgspec", "pillow", "pandas")
 
 
 def installed() -> dict[str, str]:

@@ -6,7 +6,7 @@ GET  /v1/models/NAME           {"name": NAME, "ready": true}
 POST /v1/models/NAME:predict   {"instances": [{"image": {"b64": "…"}}, …]} → {"predictions": [{"classes": […]}, …]}
 POST /predict                  the bytes of one image → {"classes": [{"name": "dog", "confidence": 0.93}, …]}
 
-`?threshold=0.5` takes the place of the model's own threshold. What is refused is answered by {"error": "why"}. Images
+`?threshold=0.5` replaces the threshold of the model. A refused request is answered with {"error": "why"}. Images
 come as bytes only: no request names a file.
 """
 
@@ -30,7 +30,7 @@ from csc.serving.predictor import Predictor, TooLarge, above, from_base64, open_
 
 __all__ = ["application"]
 
-# What one request may ask for. Sixteen of the largest, one of them decoded, fit into 2 GB beside the model.
+# What one request may ask for. Sixteen of the largest, one of them decoded, fit into 2 GB with the model.
 BODY_BYTES = 32 << 20
 INSTANCES = 64
 PIXELS = 100_000_000  # of all images of a request; a small file may unfold to many

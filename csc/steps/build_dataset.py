@@ -2,13 +2,12 @@
 
 from pathlib import Path
 
+from csc.artifacts import Origin, Split
 from csc.config import resolve
 from csc.data.dataset import Dataset
 from csc.data.views import test_view, train_view, write_view
 from csc.retry import with_retries
 from csc.scenario import Scenario
-from csc.steps.ingest import Origin
-from csc.steps.split_labels import read_split
 
 __all__ = ["build_dataset"]
 
@@ -24,8 +23,9 @@ def build_dataset(origin: str, split: str, config: str, train_out: str, test_out
         train_out: file to write.
         test_out: file to write.
     """
-    scenario, task = read_split(split)
-    settings = resolve(Scenario.parse(scenario).dataset, config)
+    chosen = Split.read(split)
+    task = chosen.task
+    settings = resolve(Scenario.parse(chosen.scenario).dataset, config)
     dataset = Dataset.open(Origin.from_json(origin).data)
     train = train_view(dataset, task, labels=settings.labels, held_out=settings.held_out)
     test = test_view(dataset, task, held_out=settings.held_out)

@@ -8,18 +8,18 @@ from pathlib import Path
 from csc.data.dataset import Dataset
 from csc.retry import with_retries
 from csc.storage import atomic_folder, write_bytes
-from csc.study.cells import Place, cells, results
+from csc.study.cells import DataSource, cells, results
 from csc.study.files import write_files
 from csc.study.outcome import Outcome
 from csc.study.page import render
 from csc.study.render import markdown, text
 from csc.study.spec import Study
-from csc.tracking.runs import close_runs
+from csc.tracking.queries import close_runs
 
 __all__ = ["collect", "order_for"]
 
 
-def order_for(study: Study, places: Mapping[str, Place], tried: Container[str]) -> str:
+def order_for(study: Study, places: Mapping[str, DataSource], tried: Container[str]) -> str:
     """What `collect` is told.
 
     Args:
@@ -50,7 +50,7 @@ def collect(order: str, page_out: str, table_out: str, files_out: str) -> str:
     """
     content = json.loads(order)
     study = Study.from_json(json.dumps(content["study"]))
-    places = {name: Place(**place) for name, place in content["places"].items()}
+    places = {name: DataSource(**place) for name, place in content["places"].items()}
     places = {name: replace(p, fingerprint=Dataset.open(p.data).fingerprint) for name, p in places.items()}
     asked = cells(study, places)
     tried = {asked[number].name for number in content["tried"]}

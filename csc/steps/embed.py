@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from csc.artifacts import Origin
 from csc.config import resolve
 from csc.config.schema import Config
 from csc.data.dataset import SPLITS, Dataset
@@ -21,11 +22,11 @@ from csc.data.features import (
     FeatureCard,
     Maps,
     features_key,
-    features_place,
+    features_uri,
     has_weights,
     read_features,
     refuse_leaky,
-    view_place,
+    view_uri,
     write_maps,
 )
 from csc.data.progress import Bar
@@ -34,8 +35,7 @@ from csc.errors import BadConfig, BadData
 from csc.model import save_tensors
 from csc.retry import with_retries
 from csc.scenario import Scenario
-from csc.steps.ingest import Origin
-from csc.storage import atomic_place, exists, join, read_json, sha256_file, writable, write_bytes
+from csc.storage import atomic_output, exists, join, read_json, sha256_file, writable, write_bytes
 
 if TYPE_CHECKING:
     from csc.data.loading import Batch
@@ -61,7 +61,7 @@ def embed(origin: str, scenario: str, config: str) -> str:
     if settings.features.views == 0:
         raise BadConfig("features.views=0: nothing to embed; set features.views=1")
     dataset = Dataset.open(Origin.from_json(origin).data)
-    place = features_place(dataset, features_key(settings, dataset.fingerprint))
+    place = features_uri(dataset, features_key(settings, dataset.fingerprint))
     views = settings.features.views if settings.input.augment else 0
     if _are_there(place, views, dataset):
         refuse_leaky(read_features(place), settings)
@@ -85,7 +85,7 @@ def _are_there(place: str, views: int, dataset: Dataset) -> bool:
 
 def _finished(place: str, view: int) -> list[dict[str, Any]]:
     """What the index of a view says of its finished shards, which are the first ones."""
-    index = join(view_place(place, view), INDEX)
+    index = join(view_uri(place, view), INDEX)
     finished: list[dict[str, Any]] = read_json(index) if exists(index) else []
     if not isinstance(finished, list) or not all(_is_entry(shard) for shard in finished):
         raise BadData(f"{index}: not an index of feature maps; {REMEDY}")
@@ -106,21 +106,22 @@ class _Embedding:
     def __init__(self, settings: Config, dataset: Dataset, place: str) -> None:
         from torch import nn
 
-        from csc.distributed.group import alone
+        from csc.distributed.group import single_process
         from csc.nets.backbone import initialise, normalisation
         from csc.nets.network import Network
-        from csc.training import loop as training
+        from csc.training.device import for_inference
+        from csc.training.start import seed_everything
 
         self.settings, self.dataset, self.place = settings, dataset, place
-        training.seed_everything(settings.seed, 1)  # random weights are those that the base task would start from
+        seed_everything(settings.seed, 1)  # random weights are those that the base task would start from
         backbone, self.initialisation = initialise(
             settings.backbone, settings.init, allow_leaky=settings.allow_leaky_init
         )
         self.mean, self.std = normalisation(backbone)
-        self.device = alone().device
-        self.weights = backbone.state_dict()  # before batch-norms are folded: whoever learns from maps saves these
+        self.device = single_process().device
+        self.weights = backbone.state_dict()  # whoever learns from maps saves these
         network = Network(backbone, nn.Identity(), self.mean, self.std)
-        self.network = training.place(network, settings, self.device, learns=False)
+        self.network = for_inference(network, settings, self.device)
         table = dataset.labels().select(["image_id", "split", "shard", "row"])
         self.shards = [table.filter(pc.equal(table["shard"], number)) for number in range(_shards(table))]
         self.of_training = _shards(table.filter(pc.equal(table["split"], "train")))  # they are the first ones
@@ -158,8 +159,8 @@ class _Embedding:
         done = sum(map(len, shards[:first]))
         with Bar(f"data: embed view {view}", sum(map(len, shards)), "images", done=done) as bar:
             for number, maps in enumerate(self._maps(shards[first:], view, bar), first):
-                file = join(view_place(self.place, view), f"{number:05d}.arrow")
-                with atomic_place(file) as aside, writable(aside):
+                file = join(view_uri(self.place, view), f"{number:05d}.arrow")
+                with atomic_output(file) as aside, writable(aside):
                     rows = write_maps(maps, shape, aside)
                     entry = {"rows": rows, "bytes": aside.stat().st_size, "sha256": sha256_file(aside)}
                     if len(_finished(self.place, view)) > number:
@@ -170,11 +171,12 @@ class _Embedding:
         """Put a shard into the index of its view; what another run has noted behind it stays."""
         noted = _finished(self.place, view)
         noted[number : number + 1] = [entry]
-        write_bytes(join(view_place(self.place, view), INDEX), json.dumps(noted, indent=1).encode())
+        write_bytes(join(view_uri(self.place, view), INDEX), json.dumps(noted, indent=1).encode())
 
     def _maps(self, shards: list[pa.Table], view: int, bar: Bar) -> Iterator[Iterator[Maps]]:
         """The maps of each shard, batch by batch; one loader runs through all of them and never waits at a border."""
         from csc.data.loading import training_batches, workers_for
+        from csc.data.order import Draw
 
         settings = self.settings
         parts = [
@@ -183,7 +185,7 @@ class _Embedding:
         ]
         batches = training_batches(
             unlabelled(self.dataset, pa.concat_tables(shards)),
-            [(view, [rows for shard in parts for rows in shard])],
+            [(view, [[Draw(rows)] for shard in parts for rows in shard])],
             seed=None,  # the view and the place of an image decide what it looks like, not where an earlier try stopped
             size=settings.input.size,
             decode=settings.input.decode,
@@ -214,7 +216,7 @@ class _Embedding:
 
     def _put_weights(self) -> tuple[int, str]:
         """Keep the backbone beside its maps; return its size and SHA-256."""
-        with atomic_place(join(self.place, WEIGHTS)) as aside:
+        with atomic_output(join(self.place, WEIGHTS)) as aside:
             save_tensors(self.weights, aside)
             return aside.stat().st_size, sha256_file(aside)
 

@@ -1,11 +1,11 @@
-"""finish: close the runs of a scenario that ended early, so that tracking never shows as running what is not."""
+"""finish: close the runs of a scenario that ended early, so that none of them looks as if it were still running."""
 
 from csc.config import resolve
 from csc.data.dataset import Dataset
 from csc.errors import BadData, Unavailable
 from csc.retry import with_retries
 from csc.scenario import Scenario
-from csc.tracking.runs import close_runs
+from csc.tracking.queries import close_runs
 from csc.version import code_version
 
 __all__ = ["close", "finish"]
@@ -33,4 +33,4 @@ def close(scenario: str, data: str, config: str, state: str) -> None:
     print(f"marked as {status}: {', '.join(closed)}" if closed else "nothing is left open")
 
 
-finish = with_retries(close)  # the step; a command that has just failed for want of a server closes without waiting
+finish = with_retries(close)  # the step; a command whose server has just failed calls `close`, which does not wait

@@ -1,14 +1,11 @@
 """prior: find the registered model of the task before, so that a pipeline can begin in the middle of a scenario."""
 
-from pathlib import Path
-
+from csc.artifacts import Origin
 from csc.config import resolve
 from csc.errors import BadModel
 from csc.retry import with_retries
 from csc.scenario import Scenario
-from csc.steps.ingest import Origin
-from csc.storage import write_json
-from csc.tracking.runs import find_record, model_name
+from csc.tracking.registry import find_record, model_name
 
 __all__ = ["prior"]
 
@@ -35,5 +32,5 @@ def prior(origin: str, scenario: str, config: str, task: int, out: str) -> None:
             f"no registered model '{name}' of task {task} with seed {settings.seed}, these settings, data "
             f"{source.fingerprint[:12]} and code {source.code}; run the tasks up to it with the same arguments first"
         )
-    write_json(Path(out), record)
-    print(f"task {task}: continues models:/{name}/{record['model']['version']}")
+    record.write(out)
+    print(f"task {task}: continues {record.model.uri}")

@@ -1,9 +1,9 @@
-"""report: the results of a scenario run, as a table, a page and metrics of the parent run."""
+"""report: the results of a scenario run, as a table, a page and metrics of the scenario's run."""
 
+from csc.artifacts import RegisteredTask
 from csc.report.page import render
 from csc.report.table import markdown_table, text_table
 from csc.retry import with_retries
-from csc.steps.register import read_registered
 from csc.storage import write_bytes
 from csc.tracking.runs import finish_scenario
 
@@ -12,18 +12,18 @@ __all__ = ["report"]
 
 @with_retries
 def report(registered: str, page_out: str, table_out: str) -> str:
-    """Write `report.html` and the results table, complete the parent run, and return the table as text.
+    """Write `report.html` and the results table, complete the scenario's run, and return the table as text.
 
     Args:
         registered: `registered.json` of the last task.
         page_out: HTML file to write.
         table_out: Markdown file to write.
     """
-    final = read_registered(registered)
+    final = RegisteredTask.read(registered)
     page = render(final.run)
     write_bytes(page_out, page.encode())
     write_bytes(table_out, markdown_table(final.run).encode())
-    finish_scenario(final.model.parent_run_id, final.run.summary, final.run.tasks[-1].task, page)
+    finish_scenario(final.model.parent_run_id, final.run.summary, final.run.last.task, page)
     table = text_table(final.run)
     print(table)
     return table

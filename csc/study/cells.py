@@ -2,26 +2,24 @@
 
 import functools
 import json
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from csc.config import learns_like, methods, resolve
-from csc.config.schema import BY_WHOM, Config
+from csc.config import differences, resolve
+from csc.config.schema import Config
 from csc.errors import BadConfig
 from csc.scenario import Scenario
-from csc.study.spec import Row, Study
-from csc.tracking.runs import ScenarioRun, curve, finished_runs
+from csc.study.spec import Row, Study, dotted
+from csc.tracking.queries import ScenarioRun, curve, finished_runs
 from csc.version import code_version
 
-__all__ = ["Cell", "Place", "Result", "cells", "results"]
-
-# A group of settings with the name of a method is read by that method, and by the head that it brought, if any.
-_BROUGHT_BY = {"label_graph": "agcn", "attention": "krt", "prompts": "l2p"}
+__all__ = ["Cell", "DataSource", "Result", "cells", "results"]
 
 
 @dataclass(frozen=True)
-class Place:
-    """A data set that a study may use: where it is, its number of classes, and its fingerprint if it is there yet."""
+class DataSource:
+    """A data set that a study may use: its uri, its number of classes, and its fingerprint if it is there yet."""
 
     data: str
     classes: int
@@ -38,7 +36,7 @@ class Cell:
         seed: of all random choices.
         settings: overrides as JSON; what a pipeline is given.
         config: all settings; None if they contradict each other.
-        place: of the data; None if it is not known.
+        source: the data; None if it is not known.
         refused: why the cell cannot be run; empty if it can.
     """
 
@@ -47,7 +45,7 @@ class Cell:
     seed: int
     settings: str
     config: Config | None
-    place: Place | None
+    source: DataSource | None
     refused: str = ""
 
     @property
@@ -58,49 +56,78 @@ class Cell:
     @functools.cached_property
     def key(self) -> str:
         """What tracking knows the run by, see `csc.tracking.runs.run_key`; empty if it cannot be known yet."""
-        if self.config is None or self.place is None or not self.place.fingerprint:
+        if self.config is None or self.source is None or not self.source.fingerprint:
             return ""
-        return self.config.fingerprint(self.scenario.name, self.place.fingerprint, code_version())
+        return self.config.fingerprint(self.scenario.name, self.source.fingerprint, code_version())
+
+    @property
+    def views(self) -> int:
+        """How many views of each image the run needs as feature maps; 0 if it works on images."""
+        return self.config.features.views if self.config else 0
+
+    @property
+    def maps(self) -> tuple[Any, ...]:
+        """What decides the feature maps that the run needs; empty if it works on images.
+
+        `csc.data.features.features_key` names the maps themselves, but has to read the weights.
+        """
+        config = self.config
+        if config is None or not self.views:
+            return ()
+        weights = config.init, config.seed if config.init == "scratch" else None
+        backbone = config.backbone.name, config.backbone.output_stride
+        return self.scenario.dataset, *backbone, *weights, config.input.size, config.input.decode
 
     @property
     def tasks(self) -> int:
         """How many tasks the run has."""
-        return len(self.scenario.sizes(self.place.classes)) if self.place else 0
+        return len(self.scenario.sizes(self.source.classes)) if self.source else 0
 
 
-def cells(study: Study, places: Mapping[str, Place]) -> list[Cell]:
+def cells(study: Study, sources: Mapping[str, DataSource]) -> list[Cell]:
     """All cells of a study, in the order of its table.
 
     Settings that contradict each other only leave out the cells that have them, unless that is all of them.
 
     Args:
         study: what to run.
-        places: of the data sets at hand, by name.
+        sources: the data sets at hand, by name.
     """
     made = [
-        _cell(study, row, Scenario.parse(name), seed, places)
+        _cell(study, row, Scenario.parse(name), seed, sources)
         for name in study.scenarios
         for row in study.rows
         for seed in study.seeds
     ]
+    _check_read(study, made)
     reasons = {cell.refused for cell in made}
     if len(reasons) == 1 and (reason := reasons.pop()):
         raise BadConfig(f"study '{study.name}': no cell can be run: {reason}")
     return made
 
 
-def _cell(study: Study, row: Row, scenario: Scenario, seed: int, places: Mapping[str, Place]) -> Cell:
+def _check_read(study: Study, made: Iterable[Cell]) -> None:
+    """Refuse what the command line sets for all rows and none reads."""
+    read = {key for cell in made if cell.config for key in cell.config.flat()}
+    for key, _ in dotted(study.overrides):
+        if read and key not in read:
+            raise BadConfig(f"{key}: no row of study '{study.name}' reads such a setting")
+
+
+def _cell(study: Study, row: Row, scenario: Scenario, seed: int, sources: Mapping[str, DataSource]) -> Cell:
     overrides = study.settings_of(row, scenario.name, seed)
-    place, config, refused = places.get(scenario.dataset), None, ""
+    source, config, refused = sources.get(scenario.dataset), None, ""
     try:
-        config = resolve(scenario.dataset, overrides)
+        # What a row sets itself it must read; of what is set for all rows, each reads its part.
+        config = resolve(scenario.dataset, study.settings_of(row, scenario.name, seed, own=True), shared=overrides)
     except BadConfig as error:
         refused = str(error)
-    if place is None:
+    if source is None:
         refused = f"no data set '{scenario.dataset}' at hand; name its place with --data"
     else:
-        scenario.sizes(place.classes)  # nonsense is refused before anything is run
-    return Cell(row, scenario, seed, json.dumps(overrides, sort_keys=True), config, place, refused)
+        scenario.sizes(source.classes)  # nonsense is refused before anything is run
+    settings = differences(scenario.dataset, config) if config else json.dumps(overrides, sort_keys=True)
+    return Cell(row, scenario, seed, settings, config, source, refused)
 
 
 @dataclass(frozen=True)
@@ -138,68 +165,31 @@ class Result:
 
 
 def results(
-    asked: Iterable[Cell],
-    *,
-    failed: Mapping[str, str] | None = None,
-    tried: Container[str] = (),
-    any_version: bool = False,
+    asked: Iterable[Cell], *, failed: Mapping[str, str] | None = None, tried: Container[str] = ()
 ) -> list[Result]:
     """Look up every cell among the finished runs of the tracking server.
 
     Args:
         asked: cells.
         failed: reasons why cells failed, by key, as far as they are known.
-        tried: names of cells that were run; one that is not finished all the same has failed.
-        any_version: also take results that other versions of the code have made.
+        tried: names of cells that were run; one that is still not finished has failed.
     """
     asked = list(asked)
     known = {name: finished_runs(name) for name in dict.fromkeys(cell.scenario.name for cell in asked)}
-    return [_result(cell, known[cell.scenario.name], failed or {}, tried, any_version) for cell in asked]
+    return [_result(cell, known[cell.scenario.name], failed or {}, tried) for cell in asked]
 
 
-def _result(
-    cell: Cell, runs: list[ScenarioRun], failed: Mapping[str, str], tried: Container[str], any_version: bool
-) -> Result:
+def _result(cell: Cell, runs: list[ScenarioRun], failed: Mapping[str, str], tried: Container[str]) -> Result:
     if cell.refused:
         return Result(cell, {}, missing="not run", reason=cell.refused)
-    found = [run for run in runs if run.tags.get("csc.run_key") == cell.key]
-    elsewhere = [] if found else list(_same_but_code(cell, runs))
-    for run in [*found, *(elsewhere if any_version else [])]:
-        course = curve(run.run_id)
-        if len(course) == cell.tasks and "avg_mAP" in run.metrics:
+    for run in runs:
+        if run.tags.get("csc.run_key") != cell.key:
+            continue
+        values = curve(run.run_id)
+        if len(values) == cell.tasks and "avg_mAP" in run.metrics:
             tags = {"initialisation": "csc.initialisation", "data": "csc.data", "code": "csc.code_version"}
             facts = {name: run.tags.get(tag, "") for name, tag in tags.items()}
-            return Result(cell, run.metrics, course, facts, run.run_id)
-    if elsewhere and not any_version and cell.key not in failed:
-        version = elsewhere[0].tags.get("csc.code_version")
-        return Result(cell, {}, missing="not run", reason=f"finished by other code, {version}; --any-version takes it")
+            return Result(cell, run.metrics, values, facts, run.run_id)
     if cell.name in tried:
         return Result(cell, {}, missing="failed", reason=failed.get(cell.key, "see the log of its run"))
     return Result(cell, {}, missing="not run", reason="not started or not finished")
-
-
-def _same_but_code(cell: Cell, runs: Iterable[ScenarioRun]) -> Iterator[ScenarioRun]:
-    """Those of a scenario's runs that are on the same data with the same settings, as far as they matter to the cell.
-
-    A setting that a run does not know came later, and must be at its default.
-    """
-    if cell.config is None or cell.place is None:
-        return
-    wanted, default = _decisive(cell.config), _tracked(Config())
-    for run in runs:
-        same = all(run.params.get(key, default[key]) == value for key, value in wanted.items())
-        if same and run.tags.get("csc.data") == cell.place.fingerprint:
-            yield run
-
-
-def _decisive(config: Config) -> dict[str, str]:
-    """The settings that decide a result: not who does the work, nor what only another method reads."""
-    by_whom = {f"train.{name}" for name in BY_WHOM}
-    others = methods().keys() - {learns_like(config.method), _BROUGHT_BY.get(config.head)}
-    known = _tracked(config).items()
-    return {key: value for key, value in known if key not in by_whom and key.partition(".")[0] not in others}
-
-
-def _tracked(config: Config) -> dict[str, str]:
-    """All settings, as tracking writes them."""
-    return {key: str(value) for key, value in config.flat().items()}

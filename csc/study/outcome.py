@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from csc.report.run import printable
 from csc.report.table import shortened
+from csc.report.text import printable
 from csc.study.cells import Result
 from csc.study.spec import COLUMNS, Reference, Row, Study
 

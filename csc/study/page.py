@@ -43,5 +43,5 @@ def _curves(outcome: Outcome, scenario: str) -> str:
     if not lines:
         return ""
     cell = next(result.cell for result in outcome.results if result.cell.scenario.name == scenario)
-    classes = cell.place.classes if cell.place else 0
+    classes = cell.source.classes if cell.source else 0
     return f"<figure>{figures.curves(lines, list(accumulate(cell.scenario.sizes(classes))))}</figure>"

@@ -1,18 +1,20 @@
 """Reading a study from a small YAML file.
 
-`csc/studies/*.yaml` are shipped: the paper's tables and figures. A study of your own has the same keys; only `title`,
-`scenarios` and either `rows` or `methods` are needed.
+`csc/study/studies/*.yaml` are shipped: the paper's tables and figures. A study of your own has the same keys; only
+`title`, `scenarios` and either `rows` or `methods` are needed.
 """
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-import yaml
+from msgspec import Meta, field
 
 from csc.config import methods, resolve
+from csc.config.reading import Settings, convert, load_yaml
 from csc.errors import BadConfig, BadScenario
 from csc.report.paper import paper_rows
 from csc.scenario import PAPER_SCENARIOS, Scenario
@@ -23,6 +25,33 @@ __all__ = ["SHIPPED", "read_study"]
 
 _FOLDER = Path(__file__).parent / "studies"
 SHIPPED = tuple(sorted(path.stem for path in _FOLDER.glob("*.yaml")))
+Column = Annotated[str, Meta(pattern=rf"\A({'|'.join(COLUMNS)})\Z", description=f"one of {', '.join(COLUMNS)}")]
+
+
+class _Row(Settings, frozen=True):
+    """A row as it is written; see `Row`."""
+
+    label: str = ""
+    method: str = ""
+    group: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
+    by_scenario: dict[str, dict[str, Any]] = field(default_factory=dict)
+    paper: dict[str, Any] = field(default_factory=dict)
+
+
+class _File(Settings, frozen=True):
+    """A study as it is written; see `Study`. `methods` are short for rows, `grid` multiplies the rows."""
+
+    title: str = ""
+    scenarios: tuple[str, ...] = ()
+    seeds: tuple[Annotated[int, Meta(ge=0)], ...] = Study.seeds
+    columns: tuple[Column, ...] = Study.columns
+    settings: dict[str, Any] = field(default_factory=dict)
+    groups: str = ""
+    rows: tuple[_Row, ...] = ()
+    methods: tuple[str, ...] = ()
+    grid: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    order: tuple[tuple[str, ...], ...] = ()
 
 
 def read_study(name: str) -> Study:
@@ -34,92 +63,75 @@ def read_study(name: str) -> Study:
     path = _FOLDER / f"{name}.yaml" if name in SHIPPED else local_path(name)
     if not path.is_file():
         raise BadConfig(f"study '{name}': no such file; give a YAML file or one of {', '.join(SHIPPED)}")
+    content = load_yaml(path)
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" in line {mark.line + 1}" if mark else ""
-        raise BadConfig(f"{path}: not readable as YAML{where} ({getattr(error, 'problem', None) or error})") from None
-    try:
-        return _study(path.stem, content)
+        return _study(path.stem, convert(_File, content))
     except BadConfig as error:
         raise BadConfig(f"{path}: {error}") from None
 
 
-def _study(name: str, content: Any) -> Study:
-    known = {item.name for item in fields(Study)} - {"name", "overrides"} | {"methods", "grid"}
-    _check_keys(content, known, {"title", "scenarios"}, "")
-    _check(isinstance(content["title"], str) and bool(content["title"]), "title", "one line of text")
-    if ("rows" in content) == ("methods" in content):
+def _study(name: str, file: _File) -> Study:
+    _check(bool(file.title), "title", "one line of text")
+    if bool(file.rows) == bool(file.methods):
         raise BadConfig("rows: give either rows or methods, and only one of them")
-    listed = _list(content, "methods") or _list(content, "rows")
-    if "methods" in content:
-        listed = [{"label": method, "method": method} for method in listed]
-    grid = _grid(content.get("grid", {}))
-    rows = [row for index, item in enumerate(listed) for row in _multiplied(_row(item, f"rows[{index}]"), grid)]
+    lists = {key: getattr(file, key) for key in ("scenarios", "seeds", "columns")}
+    for key, values in (*lists.items(), *((f"grid.{key}", values) for key, values in file.grid.items())):
+        _check(bool(values), key, "a list with at least one entry")
+        _check(not any(item in values[:index] for index, item in enumerate(values)), key, "no entry twice")
+    _settings(dict.fromkeys(file.grid, 0), "grid")
+    listed = file.rows or [_Row(label=method, method=method) for method in file.methods]
+    made = [_row(item, f"rows[{index}]") for index, item in enumerate(listed)]
+    rows = tuple(row for item in made for row in _multiplied(item, file.grid))
     _check(len({row.name for row in rows}) == len(rows), "rows", "labels that differ, or groups that do")
-    scenarios = [_scenario(item, f"scenarios[{index}]") for index, item in enumerate(_list(content, "scenarios"))]
-    chosen: dict[str, Any] = {key: tuple(_list(content, key)) for key in ("seeds", "columns") if key in content}
-    for index, seed in enumerate(chosen.get("seeds", ())):
-        _check(type(seed) is int and seed >= 0, f"seeds[{index}]", "a whole number")
-    for index, column in enumerate(chosen.get("columns", ())):
-        _check(column in COLUMNS, f"columns[{index}]", f"one of {', '.join(COLUMNS)}")
+    _check_order(file.order, rows)
+    scenarios = tuple(_scenario(item, f"scenarios[{index}]") for index, item in enumerate(file.scenarios))
     return Study(
         name=name,
-        title=content["title"],
-        rows=tuple(rows),
-        scenarios=tuple(scenarios),
-        settings=_settings(content.get("settings", {}), "settings"),
-        groups=str(content.get("groups", "")),
-        order=_order(content.get("order", []), rows),
-        **chosen,
+        title=file.title,
+        rows=rows,
+        scenarios=scenarios,
+        seeds=file.seeds,
+        columns=file.columns,
+        settings=_settings(file.settings, "settings"),
+        groups=file.groups,
+        order=file.order,
     )
 
 
-def _row(item: Any, where: str) -> Row:
-    _check_keys(item, {field.name for field in fields(Row)}, {"label", "method"}, f"{where}.")
-    if item["method"] not in methods():
-        raise BadConfig(f"{where}.method: '{item['method']}' is not known; choose one of {', '.join(methods())}")
-    by_scenario = item.get("by_scenario", {})
-    _check(isinstance(by_scenario, Mapping), f"{where}.by_scenario", "a group")
+def _row(item: _Row, where: str) -> Row:
+    for key in ("label", "method"):
+        if not getattr(item, key):
+            raise BadConfig(f"{where}.{key}: is missing")
+    if item.method not in methods():
+        raise BadConfig(f"{where}.method: '{item.method}' is not known; choose one of {', '.join(methods())}")
     return Row(
-        label=str(item["label"]),
-        method=item["method"],
-        group=str(item.get("group", "")),
-        settings=_settings(item.get("settings", {}), f"{where}.settings"),
+        label=item.label,
+        method=item.method,
+        group=item.group,
+        settings=_settings(item.settings, f"{where}.settings"),
         by_scenario={
             _scenario(name, f"{where}.by_scenario.{name}"): _settings(settings, f"{where}.by_scenario.{name}")
-            for name, settings in by_scenario.items()
+            for name, settings in item.by_scenario.items()
         },
-        paper=_paper(item.get("paper", {}), item["method"], f"{where}.paper"),
+        paper=dict(_paper(name, value, item.method, f"{where}.paper.{name}") for name, value in item.paper.items()),
     )
 
 
-def _paper(content: Any, method: str, where: str) -> dict[str, Any]:
-    """Read the paper's numbers by scenario, or which row of its tables has them."""
-    _check(isinstance(content, Mapping), where, "a group")
-    paper: dict[str, Any] = {}
-    for name, value in content.items():
-        if name == "buffer":
-            paper[name] = _buffer(str(value), method, f"{where}.buffer")
-            continue
-        _check_keys(value, set(COLUMNS), set(), f"{where}.{name}.")
-        for column, number in value.items():
-            _check(type(number) in (int, float), f"{where}.{name}.{column}", "a number")
-        paper[_scenario(name, f"{where}.{name}")] = dict(value)
-    return paper
-
-
-def _buffer(buffer: str, method: str, where: str) -> str:
+def _paper(name: str, value: Any, method: str, where: str) -> tuple[str, Any]:
+    """Read the paper's numbers on a scenario, or under `buffer` which row of its tables has them."""
+    if name != "buffer":
+        try:
+            return _scenario(name, where), convert(dict[Column, float], value)
+        except BadConfig as error:
+            raise BadConfig(f"{where}{error}" if str(error)[0] in ".=" else str(error)) from None
     known = dict.fromkeys(row.buffer for scenario in PAPER_SCENARIOS for row in paper_rows(scenario, method))
     if not known:
         raise BadConfig(f"{where}: the paper's tables 1 and 2 have no row of '{method}'; give numbers by scenario")
-    _check(buffer in known, where, f"one of {', '.join(known)}, found '{buffer}'")
-    return buffer
+    _check(value in list(known), where, f"one of {', '.join(known)}, found '{value}'")
+    return name, value
 
 
-def _scenario(name: Any, where: str) -> str:
-    _check(isinstance(name, str), where, "the name of a scenario such as voc-b0c4")
+def _scenario(name: str, where: str) -> str:
     try:
         return Scenario.parse(name).name
     except BadScenario as error:
@@ -135,25 +147,25 @@ def _multiplied(row: Row, grid: Mapping[str, Sequence[Any]]) -> Iterator[Row]:
         yield replace(row, label=" ".join([row.label, *words]), settings=settings)
 
 
-def _grid(content: Any) -> dict[str, list[Any]]:
-    _check(isinstance(content, Mapping), "grid", "settings with lists of values")
-    _settings(dict.fromkeys(content, 0), "grid")
-    return {str(key): _list(content, key, "grid.") for key in content}
-
-
-def _settings(content: Any, where: str) -> dict[str, Any]:
+def _settings(content: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Read overrides, nested or with dotted keys; a key that is no setting is named."""
-    _check(isinstance(content, Mapping), where, "a group of settings")
-    known = resolve("digits").flat()
+    known = _known_settings()
     tree: dict[str, Any] = {}
     for key, value in dotted(content):
         if key not in known or key in ("method", "seed"):
             raise BadConfig(f"{where}.{key}: {_no_such(key, known)}")
+        _check(isinstance(value, str | int | float), f"{where}.{key}", f"one word or number, found {value!r}")
         leaf: Any = value
         for part in reversed(key.split(".")):
             leaf = {part: leaf}
         tree = merged(tree, leaf)
     return tree
+
+
+@cache
+def _known_settings() -> frozenset[str]:
+    """The settings that any method reads, each with its own head."""
+    return frozenset(key for method in methods() for key in resolve("digits", {"method": method}).flat())
 
 
 def _no_such(key: str, known: Iterable[str]) -> str:
@@ -163,34 +175,12 @@ def _no_such(key: str, known: Iterable[str]) -> str:
     return f"no such setting; choose one of {', '.join(below or sorted({name.partition('.')[0] for name in known}))}"
 
 
-def _order(content: Any, rows: Sequence[Row]) -> tuple[tuple[str, ...], ...]:
-    _check(isinstance(content, list), "order", "a list of rankings")
-    for chain_index, chain in enumerate(content):
-        _check(isinstance(chain, list) and len(chain) > 1, f"order[{chain_index}]", "a list of rows, best first")
+def _check_order(order: Sequence[Sequence[str]], rows: Sequence[Row]) -> None:
+    for chain_index, chain in enumerate(order):
+        _check(len(chain) > 1, f"order[{chain_index}]", "a list of rows, best first")
         for index, name in enumerate(chain):
-            found = [row for row in rows if str(name) in (row.label, row.name)]
+            found = [row for row in rows if name in (row.label, row.name)]
             _check(len(found) == 1, f"order[{chain_index}][{index}]", f"the name of one row, found '{name}'")
-    return tuple(tuple(map(str, chain)) for chain in content)
-
-
-def _list(content: Mapping[str, Any], key: str, path: str = "") -> list[Any]:
-    """A list that is not empty and names nothing twice; an empty one if the key is not there."""
-    if key not in content:
-        return []
-    value = content[key]
-    _check(isinstance(value, list) and bool(value), f"{path}{key}", "a list with at least one entry")
-    _check(not any(item in value[:index] for index, item in enumerate(value)), f"{path}{key}", "no entry twice")
-    return list(value)
-
-
-def _check_keys(content: Any, known: set[str], needed: set[str], path: str) -> None:
-    _check(isinstance(content, Mapping), path.rstrip(".") or "the file", f"a group of {', '.join(sorted(known))}")
-    for key in content:
-        if key not in known:
-            raise BadConfig(f"{path}{key}: no such key; choose one of {', '.join(sorted(known))}")
-    for key in sorted(needed):
-        if key not in content:
-            raise BadConfig(f"{path}{key}: is missing")
 
 
 def _check(holds: bool, where: str, expected: str) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-from csc.report.run import printable
 from csc.report.table import aligned, escape_markdown, width_of
+from csc.report.text import printable
 from csc.study.outcome import Entry, Outcome, shown
 from csc.study.spec import COLUMNS
 

@@ -9,7 +9,7 @@ from csc.errors import BadConfig
 from csc.report.paper import paper_rows
 from csc.scenario import Scenario
 
-__all__ = ["COLUMNS", "Reference", "Row", "Study", "dotted", "merged"]
+__all__ = ["COLUMNS", "Reference", "Row", "Study", "dotted", "merged", "written"]
 
 COLUMNS = {
     "last_mAP": "last mAP",
@@ -101,17 +101,26 @@ class Study:
     order: tuple[tuple[str, ...], ...] = ()
     overrides: Mapping[str, Any] = field(default_factory=dict)
 
-    def settings_of(self, row: Row, scenario: str, seed: int) -> dict[str, Any]:
-        """The overrides that make one cell."""
-        layers = (self.settings, row.settings, row.by_scenario.get(scenario, {}), self.overrides)
-        return merged(*layers) | {"method": row.method, "seed": seed}
+    def settings_of(self, row: Row, scenario: str, seed: int, *, own: bool = False) -> dict[str, Any]:
+        """The overrides that make one cell.
+
+        Args:
+            row: of the table.
+            scenario: name.
+            seed: of the run.
+            own: only those keys that the row sets itself.
+        """
+        of_row = (row.settings, row.by_scenario.get(scenario, {}))
+        whole = dict(dotted(merged(self.settings, *of_row, self.overrides)))
+        kept = dict(dotted(merged(*of_row))) if own else whole
+        return merged(*(_nested(key, whole[key]) for key in kept)) | {"method": row.method, "seed": seed}
 
     def common_settings(self) -> list[str]:
         """What the command line and then the file set for all rows; where rows differ all the same, every value."""
         own = [dict(dotted(self.settings_of(row, name, 0))) for row in self.rows for name in self.scenarios]
         first = dict(dotted(self.overrides))
         keys = sorted(dict(dotted(merged(self.settings, self.overrides))), key=lambda key: key not in first)
-        return [f"{key}={' or '.join(dict.fromkeys(_written(settings[key]) for settings in own))}" for key in keys]
+        return [f"{key}={' or '.join(dict.fromkeys(written(settings[key]) for settings in own))}" for key in keys]
 
     def narrowed(
         self,
@@ -123,9 +132,9 @@ class Study:
         """The part of the study that the command line asks for.
 
         Args:
-            scenarios: in the place of the study's own; any will do.
+            scenarios: instead of the study's own; any will do.
             wanted: methods or labels whose rows are kept.
-            seeds: in the place of the study's own.
+            seeds: instead of the study's own.
             overrides: settings that win over all others.
         """
         _check_choice({"--scenarios": scenarios, "--methods": wanted, "--seeds": seeds}, overrides or {})
@@ -192,6 +201,11 @@ def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
+def _nested(key: str, value: Any) -> dict[str, Any]:
+    group, _, name = key.rpartition(".")
+    return {group: {name: value}} if group else {name: value}
+
+
 def dotted(tree: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str, Any]]:
     """The leaves of nested mappings, by dotted keys.
 
@@ -205,6 +219,10 @@ def dotted(tree: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str, Any]]
             yield f"{path}{key}", value
 
 
-def _written(value: Any) -> str:
-    """A setting as `--set` takes it."""
+def written(value: Any) -> str:
+    """A setting as `--set` takes it.
+
+    >>> written(True), written(1e-5), written("hub")
+    ('true', '1e-05', 'hub')
+    """
     return value if isinstance(value, str) else json.dumps(value)

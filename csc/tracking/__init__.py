@@ -1,1 +1,1 @@
-"""The door to MLflow."""
+"""Everything that talks to MLflow."""

@@ -17,8 +17,9 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from csc.model import save_tensors
 from csc.storage import atomic_file
+from csc.training.optimiser import laid_out_like
 
-__all__ = ["Checkpoint", "laid_out_like"]
+__all__ = ["Checkpoint"]
 
 
 @dataclass
@@ -26,7 +27,7 @@ class Checkpoint:
     """The moving parts of a task's training, and the file that keeps them."""
 
     path: Path
-    key: str  # names the run and task; a file with another key is none of ours
+    key: str  # names the run and task; a file with another key is not resumed
     network: nn.Module
     optimizer: Optimizer
     scheduler: LRScheduler | None
@@ -52,7 +53,7 @@ class Checkpoint:
             save_tensors(tensors, aside, {"csc": json.dumps(facts)})
 
     def restore(self) -> list[dict[str, float]]:
-        """Take up the state of the last finished epoch and return its log; an empty log if there is none."""
+        """Resume from the last finished epoch and return the log so far; an empty log if there is none."""
         try:
             with safe_open(self.path, framework="pt") as file:
                 facts = json.loads(file.metadata()["csc"])
@@ -60,7 +61,7 @@ class Checkpoint:
                     return []
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (OSError, SafetensorError, KeyError, TypeError, ValueError):
-            return []  # never written, or cut off by a full disk: start the task anew
+            return []  # never written, or cut off by a full disk: start the task again
         self.network.load_state_dict(_below(tensors, "network."))
         self._restore_optimizer(_below(tensors, "optimizer."), facts["groups"])
         if self.scheduler:
@@ -82,11 +83,6 @@ class Checkpoint:
         for group in groups:
             group["betas"] = tuple(group["betas"])
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
-
-
-def laid_out_like(parameter: Tensor, moment: Tensor) -> Tensor:
-    """A moment where its parameter is and in its memory format: the fused optimiser walks both as raw memory."""
-    return torch.empty_like(parameter).copy_(moment) if moment.shape == parameter.shape else moment.to(parameter.device)
 
 
 def _below(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
-"""A Kubeflow Pipelines endpoint: its v2beta1 calls, each of which may be repeated, and its errors in one line.
+"""A Kubeflow Pipelines server: its v2beta1 calls, each of which may be repeated, and its errors in one line.
 
-This is kfp's generated client without the wrapper around it, which prints, waits half a minute before it says that a
-token is wrong, and keeps notes in the home folder. No token and no cookie ever gets into a message.
+It uses kfp's generated client. kfp's own wrapper around that prints, takes half a minute to say that a token is wrong,
+and writes files into the home folder. No token and no cookie ever gets into a message.
 """
 
 import json
@@ -73,36 +73,31 @@ class Endpoint:
         self._runs = api.RunServiceApi(client)
 
     def experiment(self, name: str, namespace: str = "") -> Made:
-        """Find or make an experiment."""
-        found = self._experiments.experiment_service_list_experiments(
-            filter=_name_filter(name), **_non_empty(namespace=namespace)
-        )
-        if found.experiments:
-            return str(found.experiments[0].experiment_id), False
-        wanted = api.V2beta1Experiment(display_name=name, **_non_empty(namespace=namespace))
-        made = self._experiments.experiment_service_create_experiment(experiment=wanted)
-        return self._require_id(made.experiment_id), True
+        """Find or create an experiment."""
+        where, service = _non_empty(namespace=namespace), self._experiments
+        found = service.experiment_service_list_experiments(filter=_name_filter(name), **where).experiments
+        wanted = api.V2beta1Experiment(display_name=name, **where)
+        one = found[0] if found else service.experiment_service_create_experiment(experiment=wanted)
+        return self._require_id(one.experiment_id), not found
 
     def pipeline(self, name: str, namespace: str = "") -> Made:
-        """Find or make a pipeline, which is a name for versions."""
-        found = self._pipelines.pipeline_service_list_pipelines(
-            filter=_name_filter(name), **_non_empty(namespace=namespace)
-        )
-        if found.pipelines:
-            return str(found.pipelines[0].pipeline_id), False
-        wanted = api.V2beta1Pipeline(display_name=name, **_non_empty(namespace=namespace))
-        made = self._pipelines.pipeline_service_create_pipeline(pipeline=wanted)
-        return self._require_id(made.pipeline_id), True
+        """Find or create a pipeline, which is a name for versions."""
+        where, service = _non_empty(namespace=namespace), self._pipelines
+        found = service.pipeline_service_list_pipelines(filter=_name_filter(name), **where).pipelines
+        wanted = api.V2beta1Pipeline(display_name=name, **where)
+        one = found[0] if found else service.pipeline_service_create_pipeline(pipeline=wanted)
+        return self._require_id(one.pipeline_id), not found
 
     def version(self, pipeline_id: str, name: str, package: Path) -> Made:
         """Find a version of a pipeline, or upload it."""
-        found = self._pipelines.pipeline_service_list_pipeline_versions(
-            pipeline_id=pipeline_id, filter=_name_filter(name)
+        listed = self._pipelines.pipeline_service_list_pipeline_versions(pipeline_id, filter=_name_filter(name))
+        found = listed.pipeline_versions
+        one = (
+            found[0]
+            if found
+            else self._uploads.upload_pipeline_version(str(package), name=name, pipelineid=pipeline_id)
         )
-        if found.pipeline_versions:
-            return str(found.pipeline_versions[0].pipeline_version_id), False
-        made = self._uploads.upload_pipeline_version(str(package), name=name, pipelineid=pipeline_id)
-        return self._require_id(made.pipeline_version_id), True
+        return self._require_id(one.pipeline_version_id), not found
 
     def start(
         self,
@@ -134,15 +129,12 @@ class Endpoint:
         """The pipeline of a run, as compiled: the keys of both documents; empty if it was deleted since."""
         content: Any = run.pipeline_spec
         if reference := run.pipeline_version_reference:
+            ids = reference.pipeline_id, reference.pipeline_version_id
             try:
-                version = self._pipelines.pipeline_service_get_pipeline_version(
-                    pipeline_id=reference.pipeline_id, pipeline_version_id=reference.pipeline_version_id
-                )
+                content = self._pipelines.pipeline_service_get_pipeline_version(*ids).pipeline_spec
             except EndpointError as error:
                 if error.status != 404:
                     raise
-            else:
-                content = version.pipeline_spec
         found = content if isinstance(content, dict) else {}
         if "pipeline_spec" in found:  # there is a platform document beside it
             found = {**(found["pipeline_spec"] or {}), **(found.get("platform_spec") or {})}
@@ -226,9 +218,8 @@ class _Client(api.ApiClient):  # type: ignore[misc]
 
     def not_understood(self) -> EndpointError:
         """The error of an answer that has another form than expected."""
-        return EndpointError(
-            f"{self.configuration.host}: its answer is not one of Kubeflow Pipelines v2beta1; check --host"
-        )
+        host = self.configuration.host
+        return EndpointError(f"{host}: its answer is not one of Kubeflow Pipelines v2beta1; check --host")
 
     def request(self, method: str, url: str, **options: Any) -> Any:
         host = self.configuration.host
@@ -237,7 +228,7 @@ class _Client(api.ApiClient):  # type: ignore[misc]
         try:
             answer = super().request(method, url, **options)
         except api.ApiException as error:
-            said = _shortened(self._without_secrets(_message(error.body, error.reason), options.get("headers") or {}))
+            said = _message(error.body, error.reason, options.get("headers") or {})
             raise EndpointError(f"{host}: {_refusal(error.status, said)}", error.status or 0) from None
         except HTTPError as error:
             raise EndpointError(f"{host}: {_no_answer(error)}") from None
@@ -249,28 +240,20 @@ class _Client(api.ApiClient):  # type: ignore[misc]
             )
         return answer
 
-    @staticmethod
-    def _without_secrets(text: str, headers: Mapping[str, str]) -> str:
-        for name, value in headers.items():
-            if name.lower() in ("authorization", "cookie"):
-                for part in (value, value.removeprefix("Bearer ")):
-                    text = text.replace(part, "…")
-        return text
 
-
-def _message(body: bytes | str | None, reason: str | None) -> str:
-    """What the server says about an error: its message, or the reason of HTTP."""
+def _message(body: bytes | str | None, reason: str | None, headers: Mapping[str, str]) -> str:
+    """What the server says about an error, else the reason of HTTP, in a short line without token and cookie."""
     text = body.decode(errors="replace") if isinstance(body, bytes) else body or ""
     try:
         content = json.loads(text)
         text = str(content.get("message") or content.get("error") or content.get("error_message") or "")
     except (ValueError, AttributeError):
         text = ""
-    return text or reason or ""
-
-
-def _shortened(text: str) -> str:
-    line = printable(text)
+    line = text or reason or ""
+    for name, value in headers.items():
+        if name.lower() in ("authorization", "cookie"):
+            line = line.replace(value, "…").replace(value.removeprefix("Bearer "), "…")
+    line = printable(line)
     return line if len(line) <= 300 else f"{line[:300]}…"
 
 
@@ -311,8 +294,7 @@ def _checked_host(host: str) -> str:
         raise EndpointError(
             "where to? give --host with the address of Kubeflow Pipelines, or cluster.host in the profile"
         )
-    if not _ADDRESS.fullmatch(host):
-        # It may hold a password, so that it is not repeated.
+    if not _ADDRESS.fullmatch(host):  # it may hold a password, so that it is not repeated
         raise EndpointError(
             "--host: expected an address such as https://host/pipeline, without user, password or query"
         )

@@ -1,6 +1,7 @@
-"""What MLflow knows of a run on a cluster: its tasks, their epochs and results. It is never waited for."""
+"""What MLflow knows of a run on a cluster: its tasks, their epochs and results. A slow server is not waited for."""
 
 import contextlib
+import json
 import os
 import socket
 import time
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from csc.config import resolve
-from csc.config.schema import BY_WHOM, Config
+from csc.config.schema import EXECUTION_ONLY, Config
 from csc.errors import CscError, TrackingError
 from csc.pipelines.cluster.titles import Spec, loops
 from csc.scenario import Scenario
@@ -17,7 +18,7 @@ from csc.scenario import Scenario
 if TYPE_CHECKING:
     from kfp_server_api import V2beta1Run
 
-    from csc.tracking.runs import ScenarioRun, TaskProgress
+    from csc.tracking.queries import ScenarioRun, TaskProgress
 
 __all__ = ["Tracked"]
 
@@ -34,13 +35,7 @@ class Tracked:
     """
 
     def __init__(self, run: "V2beta1Run", spec: Spec, uri: str) -> None:
-        """Prepare to look; nothing is sent yet.
-
-        Args:
-            run: as the server describes it.
-            spec: its pipeline.
-            uri: address of the tracking server; empty for none.
-        """
+        """Prepare to look at the tracking server with this uri, if it is not empty; nothing is sent yet."""
         self._uri = uri
         self._since = run.created_at.timestamp() if run.created_at else time.time()
         self._wanted = list(_scenarios(run, spec)) if uri else []
@@ -62,7 +57,7 @@ class Tracked:
         closed: list[str] = []
         with contextlib.suppress(TrackingError, ImportError), self._reached() as reached:
             for scenario, config in self._wanted if reached else ():
-                from csc.tracking.runs import close_runs
+                from csc.tracking.queries import close_runs
 
                 title = f"{scenario} {config.method} seed {config.seed}"
                 runs = [run for run, _ in self._matching(scenario, config)]
@@ -73,11 +68,11 @@ class Tracked:
         return None
 
     def _matching(self, scenario: str, config: Config) -> "list[tuple[ScenarioRun, list[TaskProgress]]]":
-        from csc.tracking.runs import progress_since
+        from csc.tracking.queries import progress_since
 
         if time.monotonic() > self._end:
             return []
-        who = {f"train.{name}" for name in BY_WHOM}
+        who = set(EXECUTION_ONLY)
         wanted = {key: str(value) for key, value in config.flat().items() if key not in who}
         return [
             (run, tasks)
@@ -87,7 +82,7 @@ class Tracked:
 
     @contextlib.contextmanager
     def _reached(self) -> Iterator[bool]:
-        """Let MLflow's client talk to the server, without its patience; false if nothing answers there."""
+        """Let MLflow's client talk to the server, without its retries; false if nothing answers there."""
         if not self._wanted or not _answers(self._uri):
             yield False
             return
@@ -110,9 +105,11 @@ def _scenarios(run: "V2beta1Run", spec: Spec) -> Iterator[tuple[str, Config]]:
         name = str(spec.get("pipelineInfo", {}).get("name", "")).removeprefix("csc-")
         asked = [(name, str(arguments.get("config") or "{}"))]
     for name, settings in asked:
-        with contextlib.suppress(CscError):
+        with contextlib.suppress(CscError, ValueError, TypeError):
             scenario = Scenario.parse(name)
-            yield scenario.name, resolve(scenario.dataset, settings)
+            given = json.loads(settings)
+            own = {key: given[key] for key in ("method", "seed") if key in given}
+            yield scenario.name, resolve(scenario.dataset, own, shared=given)  # an older run has more than it reads
 
 
 def _progress(task: "TaskProgress", config: Config) -> str:

@@ -1,139 +1,154 @@
-"""A run on a cluster as the commands see it: how to reach it, how it stands, why it failed, and what to type next."""
+"""A run on a cluster as the commands show it: its steps, what changes, why it failed, and what to type next."""
 
 import os
 import shlex
 import sys
-from argparse import ArgumentParser, Namespace
-from typing import TYPE_CHECKING
+import time
+from argparse import Namespace
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
 
-from csc.pipelines.cluster.steps import ENDED, FAILED, REUSED, RunSteps, Step, steps_of
-from csc.pipelines.cluster.terminal import printable
-from csc.pipelines.cluster.titles import Spec
+from csc.pipelines.cluster.endpoint import Endpoint, EndpointError
+from csc.pipelines.cluster.logs import NoLog, log_lines
+from csc.pipelines.cluster.progress import Tracked
+from csc.pipelines.cluster.steps import ENDED, FAILED, STARTING, RunSteps, RunView, Step, steps_of
+from csc.pipelines.cluster.terminal import duration, printable
+from csc.pipelines.cluster.workflow import seconds_between
 from csc.pipelines.profile import Profile
 
-if TYPE_CHECKING:
-    from kfp_server_api import V2beta1Run
+__all__ = ["RemoteRun", "outcome"]
 
-    from csc.pipelines.cluster.endpoint import Endpoint
-    from csc.pipelines.cluster.progress import Tracked
-
-__all__ = ["RemoteRun", "endpoint_arguments", "open_endpoint"]
-
+POLL_SECONDS = 5.0
+MAX_FAILURES = 60  # looks in a row that may fail
 LAST_LINES = 15  # of the log of a step that failed
 DEFAULT_NAMESPACE = "kubeflow"  # of the pods, where Kubeflow has one user
-
-
-def endpoint_arguments(parser: ArgumentParser) -> None:
-    """Declare how to reach a cluster."""
-    parser.add_argument("--host", metavar="URL", default="", help="address of Kubeflow Pipelines")
-    access = parser.add_mutually_exclusive_group()
-    access.add_argument("--token-env", metavar="NAME", help="environment variable that holds a bearer token")
-    access.add_argument("--cookie-env", metavar="NAME", help="environment variable that holds a cookie")
-
-
-def open_endpoint(arguments: Namespace, profile: Profile) -> "Endpoint":
-    """The cluster that the command line or the profile names."""
-    from csc.pipelines.cluster.endpoint import Endpoint
-
-    return Endpoint(arguments.host or profile.cluster.host, arguments.token_env, arguments.cookie_env)
+_FINAL = (400, 401, 403, 404)  # answers that will not change by waiting
 
 
 class RemoteRun:
     """A run, the endpoint it is at, and the flags by which a person named that."""
 
-    def __init__(self, run_id: str, endpoint: "Endpoint", arguments: Namespace, profile: Profile) -> None:
+    def __init__(self, run_id: str, endpoint: Endpoint, arguments: Namespace, profile: Profile) -> None:
         self.id = run_id
         self.endpoint = endpoint
         self._namespace = arguments.namespace or profile.cluster.namespace
         self._tracking = os.environ.get("MLFLOW_TRACKING_URI") or profile.tracking.uri
-        given = {
-            "--profile": arguments.profile,
-            "--host": arguments.host,
-            "--token-env": arguments.token_env,
-            "--cookie-env": arguments.cookie_env,
-            "--namespace": arguments.namespace,
-        }
+        names = ("profile", "host", "token_env", "cookie_env", "namespace")
+        given = {f"--{name.replace('_', '-')}": getattr(arguments, name) for name in names}
         self._flags = [word for flag, value in given.items() if value for word in (flag, value)]
 
     def command(self, word: str) -> str:
         """A command for this run that works as it is, in the same folder and environment."""
         return shlex.join(["csc", word, self.id, *self._flags])
 
-    def look(self) -> tuple["V2beta1Run", Spec, RunSteps]:
+    def look(self) -> RunView:
         """How the run stands."""
         run = self.endpoint.run(self.id)
         spec = self.endpoint.spec(run)
-        return run, spec, steps_of(run, spec)
+        return RunView(run, spec, steps_of(run, spec))
 
-    def tracked(self, run: "V2beta1Run", spec: Spec) -> "Tracked":
+    def tracked(self, view: RunView) -> Tracked:
         """What MLflow knows of it."""
-        from csc.pipelines.cluster.progress import Tracked
+        return Tracked(view.run, view.spec, self._tracking)
 
-        return Tracked(run, spec, self._tracking)
-
-    def log(self, run: "V2beta1Run", spec: Spec, step: Step) -> list[str]:
-        """The log of a step; if it cannot be had, the error names the command that prints it on the cluster."""
-        from csc.pipelines.cluster.logs import NoLog, kubectl, log_lines
-
-        namespace = self._namespace or self.endpoint.namespace(run) or DEFAULT_NAMESPACE
-        try:
-            return log_lines(self.endpoint, run, step, spec, namespace)
-        except NoLog as error:
-            if step.state == REUSED:
-                raise
-            raise NoLog(f"{error}; try: {kubectl(run, step, namespace)}", error.status) from None
+    def log(self, view: RunView, step: Step) -> list[str]:
+        """The lines that a step has printed; if they cannot be had, the error names the command that prints them."""
+        namespace = self._namespace or self.endpoint.namespace(view.run) or DEFAULT_NAMESPACE
+        return log_lines(self.endpoint, view, step, namespace)
 
     def status(self) -> int:
         """Print the steps so far, what MLflow knows, and where the run stands; return the exit code."""
-        from csc.pipelines.cluster.watch import unnamed_note
-
-        run, spec, found = self.look()
-        print(printable(run.display_name or self.id))
-        for step in found.steps:
+        view = self.look()
+        print(printable(view.run.display_name or self.id))
+        for step in view.found.steps:
             print(step)
-        if not found.named:
-            print(unnamed_note(found))
-        for line in self.tracked(run, spec).lines():
+        if not view.found.named:
+            print(_unnamed_note(view.found))
+        for line in self.tracked(view).lines():
             print(line)
-        code = self._conclude(run, spec, found)
+        code = self._conclude(view)
         print(self.endpoint.page(self.id))
         return code
 
     def wait(self) -> int:
         """Print every change until the run has ended; return the exit code."""
-        from csc.pipelines.cluster.endpoint import EndpointError
-        from csc.pipelines.cluster.watch import follow
-
         again = f"the run goes on: {self.command('status')}"
         try:
-            run, spec, found = follow(
-                self.endpoint,
-                self.id,
-                lambda line: print(line, flush=True),
-                lambda run, spec: self.tracked(run, spec).lines(),
-            )
+            view = self._follow()
         except KeyboardInterrupt:
             print(f"csc: no longer watching; {again}", file=sys.stderr)
             return 130
         except EndpointError as error:
             raise EndpointError(f"{error}; {again}", error.status) from None
-        return self._conclude(run, spec, found)
+        return self._conclude(view)
 
-    def _conclude(self, run: "V2beta1Run", spec: Spec, found: RunSteps) -> int:
+    def _follow(self) -> RunView:
+        """Print every change until the run has ended; a server that goes away for a while is waited for."""
+        run = _retry(self.endpoint.run, self.id)
+        spec = _retry(self.endpoint.spec, run)
+        shown: set[object] = set()
+
+        def tell(line: str, mark: object) -> None:
+            if mark not in shown:
+                shown.add(mark)
+                print(f"{datetime.now():%H:%M:%S}  {line}", flush=True)
+
+        while True:
+            view = RunView(run, spec, steps_of(run, spec))
+            for step in view.found.steps:
+                if step.state != STARTING:  # a driver takes seconds; of one that hangs 'csc status' tells
+                    tell(str(step), (step.key, step.state, step.tries))
+            if not view.found.named:
+                tell(_unnamed_note(), "unnamed")
+                for line in self.tracked(view).lines():
+                    tell(line, line)
+            if run.state in ENDED:
+                return view
+            time.sleep(POLL_SECONDS)
+            run = _retry(self.endpoint.run, self.id)
+
+    def _conclude(self, view: RunView) -> int:
         """Print where the run stands and, if it failed, at what and how that ended; return the exit code."""
-        from csc.pipelines.cluster.logs import NoLog
-        from csc.pipelines.cluster.watch import outcome
-
-        print(outcome(run, found), flush=True)
-        failed = found.failed if run.state in ENDED else None
+        print(outcome(view), flush=True)
+        failed = view.found.failed if view.run.state in ENDED else None
         if failed is not None:
             if failed.pod:
                 print(f"pod         {failed.pod}")
             try:
-                lines = self.log(run, spec, failed)[-LAST_LINES:]
+                lines = self.log(view, failed)[-LAST_LINES:]
             except NoLog as error:
                 print(f"log         {error}")
             else:
                 print(f"log         {self.command('logs')}, which ends in")
                 print("\n".join(f"  {line}" for line in lines))
-        return 1 if run.state in FAILED else 0
+        return 1 if view.run.state in FAILED else 0
+
+
+def outcome(view: RunView) -> str:
+    """One line about where a run stands, with what it failed at."""
+    run, failed = view.run, view.found.failed
+    line = f"run {printable(run.state or 'PENDING').lower()}"
+    if run.state in ENDED and (seconds := seconds_between(run.created_at, run.finished_at)):
+        line += f" after {duration(seconds)}"
+    reason = printable(run.error.message or "") if run.error else ""
+    at = f" at {failed.title}" if failed else ""
+    return line + at + (f": {reason}" if reason and run.state in FAILED else "")
+
+
+def _unnamed_note(found: RunSteps | None = None) -> str:
+    """What it means that the server no longer names steps; with the steps, how many more have finished since."""
+    more = f"; at least {found.unnamed} more have finished since" if found and found.unnamed else ""
+    return f"Kubeflow no longer tells how the steps stand: the workflow has grown over 1 MiB{more}"
+
+
+def _retry(look: Callable[[Any], Any], at: Any) -> Any:
+    """The answer to a look, again and again while the server is away."""
+    for _ in range(MAX_FAILURES):
+        try:
+            return look(at)
+        except EndpointError as error:
+            if error.status in _FINAL:
+                raise
+        time.sleep(POLL_SECONDS)
+    return look(at)

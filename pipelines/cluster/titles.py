@@ -11,7 +11,7 @@ from csc.pipelines.cluster.workflow import Key
 __all__ = ["Spec", "loops", "pod_template", "step_keys", "title_of"]
 
 Spec = Mapping[str, Any]  # both documents of a compiled pipeline: the pipeline's own keys, and `platforms`
-Task = Mapping[str, Any]
+Task = Mapping[str, Any]  # one of `dag.tasks` in it
 
 
 def title_of(key: Key, spec: Spec) -> str:
@@ -51,13 +51,7 @@ def loops(spec: Spec) -> Iterator[tuple[str, list[str]]]:
 
 
 def pod_template(key: Key, spec: Spec, driver: bool = False) -> str:
-    """The template that Kubeflow's compiler makes the pods of a step from.
-
-    Args:
-        key: of the step.
-        spec: its pipeline.
-        driver: whether the pod is that of its driver.
-    """
+    """The template that Kubeflow's compiler makes the pods of a step from, or the pod of its driver."""
     tasks = [task for _, task in _walk(key, spec)]
     task = tasks[-1] if tasks else {}
     label = _component(task, spec).get("executorLabel")
@@ -81,9 +75,8 @@ def _walk(key: Key, spec: Spec) -> Iterator[tuple[str, Task]]:
             inside = _component(task, spec).get("dag", {}).get("tasks", {})
 
 
-def _component(task: Task, spec: Spec) -> Mapping[str, Any]:
-    component: Mapping[str, Any] = spec.get("components", {}).get(task.get("componentRef", {}).get("name"), {})
-    return component
+def _component(task: Task, spec: Spec) -> Any:
+    return spec.get("components", {}).get(task.get("componentRef", {}).get("name"), {})
 
 
 def _steps_below(key: Key, component: Mapping[str, Any], spec: Spec) -> Iterator[Key]:

@@ -8,26 +8,27 @@ import codecs
 import contextlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import yaml
-from kfp import local
 
 from csc.errors import CscError
+from csc.pipelines.local.handler import steps_started_by
 
 if TYPE_CHECKING:
     from docker import DockerClient
 
-__all__ = ["NoContainer", "docker_runner"]
+__all__ = ["NoContainer", "steps_in_containers"]
 
-_WORKDIR_LABEL = "csc.workdir"
+_WORKDIR_LABEL, _RUN_LABEL = "csc.workdir", "csc.run"
 # Variables that a step may need to reach data, tracking and weights, and how those end that name a file or folder.
 _PASSED_ON = ("AWS_", "CSC_", "HF_", "MLFLOW_", "OMP_NUM_THREADS", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE")
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
-_PLACES = ("_BUNDLE", "_CACHE", "_DIR", "_FILE", "_HOME", "_PATH")
+_PATHS = ("_BUNDLE", "_CACHE", "_DIR", "_FILE", "_HOME", "_PATH")
 _SHARED_MEMORY = "8g"  # at most; loader processes hand batches through it
 
 
@@ -36,30 +37,37 @@ class NoContainer(CscError):
 
 
 @contextlib.contextmanager
-def docker_runner(package: Path, arguments: Mapping[str, str], workdir: Path) -> Iterator[local.DockerRunner]:
-    """A runner that executes the steps of a compiled pipeline in containers, for as long as the block lasts.
+def steps_in_containers(package: Path, arguments: Mapping[str, str], workdir: Path) -> Iterator[None]:
+    """Have kfp.local run the steps of a compiled pipeline in containers, for as long as the block lasts.
+
+    kfp has a way of its own, which lets the engine remove a container that has ended: one that is gone before its exit
+    code is read counts as a success, and one whose run is interrupted works on.
 
     Args:
-        package: the compiled pipeline, which names the images.
+        package: the compiled pipeline, which names the images; no other process runs it now.
         arguments: run-time arguments of the pipeline, which name data and weights.
-        workdir: folder of the run; nobody else uses it now.
+        workdir: folder of runs and results.
     """
     with _engine() as client:
         images = sorted(_images(package))
         for image in images:
             _make_available(client, image)
-        _remove_leftovers(client, workdir)
-        user = _user(client, images[0], workdir, package)
+        labels = {_WORKDIR_LABEL: str(workdir), _RUN_LABEL: package.stem}
+        _remove_leftovers(client, labels)
         environment = _environment(workdir)
-        with _awaited_containers(environment):
-            yield local.DockerRunner(
-                **_options(client),
-                user=user,
-                environment=environment,
-                mounts=_mounts(_places(workdir, arguments, environment)),
-                network_mode="host" if _names_this_machine(environment) else None,
-                labels={_WORKDIR_LABEL: str(workdir)},
-            )
+        options = {
+            **_options(client),
+            "user": _user(client, images[0], workdir),
+            "mounts": _mounts(_visible(workdir, arguments, environment)),
+            "network_mode": "host" if _names_this_machine(environment) else None,
+            "labels": labels,
+        }
+
+        def start(image: str, command: Sequence[str], variables: Mapping[str, str]) -> int:
+            return _run_to_its_end(client, image, command, {**options, "environment": {**environment, **variables}})
+
+        with steps_started_by(start):
+            yield
 
 
 @contextlib.contextmanager
@@ -92,6 +100,7 @@ def _make_available(client: "DockerClient", image: str) -> None:
     try:
         client.images.get(image)
     except docker.errors.ImageNotFound:
+        print(f"pulling image {image} …", flush=True)
         try:
             client.images.pull(image)
         except docker.errors.APIError:
@@ -100,37 +109,45 @@ def _make_available(client: "DockerClient", image: str) -> None:
             ) from None
 
 
-def _remove_leftovers(client: "DockerClient", workdir: Path) -> None:
-    """End what a killed run has left running: it would write into the same folder."""
-    for container in client.containers.list(all=True, filters={"label": f"{_WORKDIR_LABEL}={workdir}"}):
+def _remove_leftovers(client: "DockerClient", labels: Mapping[str, str]) -> None:
+    """End what this run has left running when it was killed: it would write the same files."""
+    wanted = [f"{name}={value}" for name, value in labels.items()]
+    for container in client.containers.list(all=True, filters={"label": wanted}):
         container.remove(v=True, force=True)
 
 
-def _user(client: "DockerClient", image: str, workdir: Path, package: Path) -> str:
+def _user(client: "DockerClient", image: str, workdir: Path) -> str:
     """Who the steps are: ourselves, or the image's user if we are root, who then gets a new work folder."""
-    (workdir / "pipeline").mkdir(parents=True, exist_ok=True)
+    outputs = workdir / "pipeline"
+    outputs.mkdir(parents=True, exist_ok=True)
     if os.getuid() != 0:
         return f"{os.getuid()}:{os.getgid()}"
     user = str(client.images.get(image).attrs["Config"]["User"])
-    uid, gid = (int(number) for number in user.split(":"))
+    numbers = re.fullmatch(r"(\d+)(?::(\d+))?", user)
+    if numbers is None:
+        raise NoContainer(
+            f"--runner docker: the user of image {image} is '{user}', expected numbers such as 10001:10001; "
+            "root gives the work folder to that user: build the image with USER 10001:10001, or do not run as root"
+        )
+    uid, gid = int(numbers[1]), int(numbers[2] or 0)  # without a group, the engine takes root's
     if workdir.stat().st_uid != uid:
-        if {path.name for path in workdir.iterdir()} - {".lock", "pipeline", package.name}:
+        if {path.name for path in workdir.iterdir()} - {"pipeline", "runs"}:
             raise NoContainer(
                 f"{workdir}: belongs to another user than the steps of the images, {user}; "
                 f"choose a new --workdir, or hand it over with 'chown -R {user} {workdir}'"
             )
-        for folder in (workdir, workdir / "pipeline"):
+        for folder in (workdir, outputs):
             os.chown(folder, uid, gid)
     return user
 
 
 def _environment(workdir: Path) -> dict[str, str]:
-    """The variables of this process that the steps get to see; places that are not there are none of them.
+    """The variables of this process that the steps get to see; not those that name a missing path.
 
     Files of a bucket are fetched into the work folder, once for all steps, unless a folder for them is named.
     """
     passed = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
-    there = {name: value for name, value in passed.items() if not name.endswith(_PLACES) or Path(value).exists()}
+    there = {name: value for name, value in passed.items() if not name.endswith(_PATHS) or Path(value).exists()}
     proxies = {name: value for name, value in os.environ.items() if name.upper() in _PROXIES}
     return {"CSC_CACHE": str(workdir / "fetched")} | there | proxies
 
@@ -141,23 +158,23 @@ def _names_this_machine(environment: Mapping[str, str]) -> bool:
     return not hosts.isdisjoint({"localhost", "127.0.0.1", "::1"})
 
 
-def _places(workdir: Path, arguments: Mapping[str, str], environment: Mapping[str, str]) -> list[Path]:
+def _visible(workdir: Path, arguments: Mapping[str, str], environment: Mapping[str, str]) -> list[Path]:
     """Every file and folder of this machine that the steps must see, none of them inside another."""
-    named = [value for name, value in environment.items() if name.endswith(_PLACES)]
+    named = [value for name, value in environment.items() if name.endswith(_PATHS)]
     named += [arguments["data"], json.loads(arguments["config"]).get("init", "")]
     tracking = environment.get("MLFLOW_TRACKING_URI", "")
     if tracking.startswith("sqlite:///"):  # which writes files beside the database
         named.append(str(Path(tracking.removeprefix("sqlite:///")).parent))
     there = {Path(name).absolute() for name in named if name and (Path(name).is_file() or Path(name).is_dir())}
     wanted = {workdir, *there}
-    return sorted(place for place in wanted if wanted.isdisjoint(place.parents))
+    return sorted(path for path in wanted if wanted.isdisjoint(path.parents))
 
 
-def _mounts(places: Iterable[Path]) -> list[Any]:
+def _mounts(paths: Iterable[Path]) -> list[Any]:
     from docker.types import Mount
 
     temporary = Mount("/tmp", None, type="volume")  # on disk, and gone with the container
-    return [temporary, *(Mount(str(place), str(place), type="bind") for place in places)]
+    return [temporary, *(Mount(str(path), str(path), type="bind") for path in paths)]
 
 
 def _options(client: "DockerClient") -> dict[str, Any]:
@@ -175,35 +192,9 @@ def _options(client: "DockerClient") -> dict[str, Any]:
     }
 
 
-@contextlib.contextmanager
-def _awaited_containers(environment: Mapping[str, str]) -> Iterator[None]:
-    """Have kfp start containers our way.
-
-    Its own way lets the engine remove a container that has ended: one that is gone before its exit code is read counts
-    as a success, and one whose run is interrupted works on. And a step for which the pipeline sets a variable, such as
-    those of its retries, would get no others.
-
-    Args:
-        environment: of all containers; what the pipeline sets for a step comes on top.
-    """
-    from kfp.local import docker_task_handler
-
-    def run(**options: Any) -> int:
-        return _run_to_its_end(**options | {"environment": {**environment, **options.get("environment", {})}})
-
-    original = docker_task_handler.run_docker_container
-    docker_task_handler.run_docker_container = run
-    try:
-        yield
-    finally:
-        docker_task_handler.run_docker_container = original
-
-
-def _run_to_its_end(
-    client: "DockerClient", image: str, command: list[str], volumes: dict[str, Any], **options: Any
-) -> int:
+def _run_to_its_end(client: "DockerClient", image: str, command: Sequence[str], options: Mapping[str, Any]) -> int:
     """Run a container, print its output line by line, and return its exit code."""
-    container = client.containers.run(image, command, detach=True, volumes=volumes, **options)
+    container = client.containers.run(image, list(command), detach=True, **options)
     try:
         pending = ""
         for text in codecs.iterdecode(container.logs(stream=True), "utf-8", "replace"):

@@ -1,29 +1,29 @@
 """Steps of a local run, forked from one process that has imported what they need.
 
 A step on a cluster starts in a pod of its own and imports torch and MLflow there. Here that would be most of a short
-run: about ten seconds for each task. So kfp's subprocess runner is given another way to start a process: Python's fork
-server imports the libraries once, and each step is a fork of it. Everything else of a step is the same: its own
-process, its own environment, its output line by line, and an exit code.
+run: about ten seconds for each task. So Python's fork server imports the libraries once, and each step is a fork of it.
+Everything else of a step is the same: its own process, its own environment, its output line by line, and an exit code.
 """
 
 import contextlib
 import multiprocessing
 import os
+import signal
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from kfp.local import subprocess_task_handler
+from csc.pipelines.local.handler import steps_started_by
 
-__all__ = ["forked_steps"]
+__all__ = ["forked_steps", "run_forked"]
 
 PRELOADED = (
     "kfp.dsl.executor_main",
     "csc.training.loop",
+    "csc.training.start",
     "csc.steps.train",
     "csc.steps.evaluate",
     "csc.steps.register",
@@ -34,22 +34,15 @@ PRELOADED = (
     "timm",
 )
 
-# Starting a process looks for others that have ended, and so reads exit codes that threads of other steps wait for.
-_ONE_AT_A_TIME = threading.Lock()
-
 
 @contextlib.contextmanager
 def forked_steps() -> Iterator[None]:
-    """Let kfp's subprocess runner fork the steps of components that are Python functions, as all of ours are."""
-    original = subprocess_task_handler.run_local_subprocess
+    """Let kfp.local fork the steps of components that are Python functions, as all of ours are."""
     with _environment(_KFP_RUNTIME="true"):  # kfp then loads what a step needs, not what a compiler needs
         forkserver.set_forkserver_preload(list(PRELOADED))
         forkserver.ensure_running()
-    subprocess_task_handler.run_local_subprocess = _run
-    try:
+    with steps_started_by(lambda _, command, environment: run_forked(command, environment)):
         yield
-    finally:
-        subprocess_task_handler.run_local_subprocess = original
 
 
 @contextlib.contextmanager
@@ -63,22 +56,32 @@ def _environment(**values: str) -> Iterator[None]:
         os.environ.update(before)
 
 
-def _run(full_command: Sequence[str], env_vars: Mapping[str, str] | None = None) -> int:
-    """Stand in for kfp's function of the same arguments: print what a step prints, return its exit code."""
-    code, arguments = full_command[3], full_command[4:]  # sh -c SCRIPT CODE --executor_input …
+def run_forked(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run a step, print what it prints, and return its exit code.
+
+    Args:
+        command: `sh -c SCRIPT CODE --executor_input …`, as kfp compiles it.
+        environment: variables on top of our own.
+    """
+    code, arguments = command[3], list(command[4:])
     context = multiprocessing.get_context("forkserver")
     reader, writer = context.Pipe(duplex=False)
-    environment = {**os.environ, **(env_vars or {}), "_KFP_RUNTIME": "true"}
-    step = context.Process(target=_step, args=(code, list(arguments), environment, writer))
-    with _ONE_AT_A_TIME:
-        step.start()
+    variables = {**os.environ, **environment, "_KFP_RUNTIME": "true"}
+    step = context.Process(target=_step, args=(code, arguments, variables, writer))
+    step.start()
     writer.close()
-    with reader, os.fdopen(os.dup(reader.fileno()), encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            print(line, end="")
-    with _ONE_AT_A_TIME:
+    try:
+        with reader, os.fdopen(os.dup(reader.fileno()), encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                print(line, end="")
         step.join()
-    return step.exitcode or 0
+    except BaseException:  # an interrupt: we would wait for the step when we end
+        step.terminate()
+        raise
+    ended = step.exitcode or 0
+    if ended < 0:
+        print(f"the step was ended by {signal.Signals(-ended).name}")
+    return ended
 
 
 def _step(code: str, arguments: list[str], environment: dict[str, str], output: Connection) -> None:

@@ -1,4 +1,4 @@
-"""Run a compiled pipeline on this machine with kfp.local, and tell a person what happens."""
+"""Run a compiled pipeline on this machine with kfp.local, and report what happens."""
 
 import contextlib
 import hashlib
@@ -8,45 +8,32 @@ import os
 import re
 import shutil
 import sys
+import threading
 import time
 import warnings
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TextIO
+from typing import Any, Literal, TextIO
 
 from kfp import components, local
 from kfp.dsl.base_component import BaseComponent
 
 from csc.errors import CscError
-from csc.pipelines.local.containers import docker_runner
+from csc.pipelines.local.containers import steps_in_containers
 from csc.pipelines.local.forked import forked_steps
-from csc.tracking.runs import tracking_uri
+from csc.tracking.server import tracking_uri
 
-__all__ = [
-    "COLOUR",
-    "ENDED",
-    "OUR_ERROR",
-    "LocalRun",
-    "Runner",
-    "StepCrashed",
-    "StepRefused",
-    "heard",
-    "log_of",
-    "ready",
-    "run_compiled",
-]
+__all__ = ["LocalRun", "RunReporter", "StepCrashed", "StepRefused", "run_compiled", "step_titles"]
 
-COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _KFP = re.compile(r"\d\d:\d\d:\d\d\.\d{3} - (?P<level>[A-Z]+) - (?P<message>.*)")
 _STARTED = re.compile(r"Executing task '(?P<name>[^']+)'")
-ENDED = re.compile(r"Task '(?P<name>[^']+)' finished with status (?P<status>\w+)")
+_ENDED = re.compile(r"Task '(?P<name>[^']+)' finished with status (?P<status>\w+)")
 _REUSED = re.compile(r"Task '?(?P<name>[^' ]+)'? cache hit")
-OUR_ERROR = re.compile(r"\s*csc\.errors\.\w+: (?P<message>.*)")
+_OUR_ERROR = re.compile(r"\s*csc\.errors\.\w+: (?P<message>.*)")
 _WORTH_SHOWING = re.compile(r"\s*(task \d|data: |retry: )")  # how our steps begin their lines; the rest is in the log
-Runner = Literal["forked", "subprocess", "docker"]
-_PER_TASK = ("split-labels", "build-dataset", "train", "evaluate", "register")
+_SILENCE = 60.0  # seconds after which a step that says nothing is reported; doubled each time
 
 
 class StepRefused(CscError):
@@ -54,25 +41,52 @@ class StepRefused(CscError):
 
 
 class StepCrashed(Exception):
-    """A step that ended in an error nobody foresaw; the message is the end of its output."""
+    """A step that ended in an unforeseen error; the message is the end of its output."""
 
 
-class Narrator(io.TextIOBase):
+def step_titles(spec: Any) -> dict[str, str]:
+    """The title of every step of a compiled pipeline by the name that kfp.local gives it, in the order of the tasks.
+
+    kfp.local names a step after its component: `train-3` may be that of any task. Whose it is, the pipeline says: each
+    task is a sub-pipeline with its number as an argument.
+
+    Args:
+        spec: a `PipelineSpec`.
+    """
+    titles: dict[str, tuple[int, str]] = {}
+    for name, task in spec.root.dag.tasks.items():
+        component, number = spec.components[task.component_ref.name], 0
+        if not component.HasField("dag"):
+            titles[task.component_ref.name] = (number, name)
+            continue
+        number = int(task.inputs.parameters["task"].runtime_value.constant.number_value)
+        for step, inner in component.dag.tasks.items():
+            titles[inner.component_ref.name] = (number, f"task {number} · {step}")
+    ordered = sorted(titles.items(), key=lambda item: item[1])
+    return {component.removeprefix("comp-"): title for component, (_, title) in ordered}
+
+
+class RunReporter(io.TextIOBase):
     """Stands in for standard output while kfp runs: everything goes to a log, what matters to the person watching.
 
-    It counts how often each step was seen, so it can tell the task a step belongs to.
+    Args:
+        out: for the person.
+        log: for everything.
+        titles: of the steps, see `step_titles`.
+        verbose: show everything.
     """
 
-    def __init__(self, out: TextIO, log: TextIO, *, verbose: bool, first_task: int = 1) -> None:
-        self.out, self.log, self.verbose = out, log, verbose
-        self.seen: Counter[str] = Counter(dict.fromkeys(_PER_TASK, first_task - 1))
+    def __init__(self, out: TextIO, log: TextIO, titles: Mapping[str, str], *, verbose: bool = False) -> None:
+        self.out, self.log, self.titles, self.verbose = out, log, titles, verbose
         self.reused: list[str] = []
         self.seconds: dict[str, float] = {}
         self.error: str | None = None
         self.current = ""
         self.tail: list[str] = []
+        self._seen: set[str] = set()
         self._pending = ""
-        self._started = time.monotonic()
+        self._started = self._shown = time.monotonic()
+        self._patience = _SILENCE
 
     def writable(self) -> bool:
         """This is a place to write to."""
@@ -82,18 +96,42 @@ class Narrator(io.TextIOBase):
         """Take output piece by piece and pass it on line by line."""
         *lines, self._pending = (self._pending + text).split("\n")
         for line in lines:
-            self._line(COLOUR.sub("", line))
+            self._line(_COLOUR.sub("", line))
         return len(text)
 
     def reuse(self, name: str) -> None:
-        """Note that a step's earlier outputs are used again."""
-        title = self._title(name)
+        """Report that a step's earlier outputs are used again.
+
+        Args:
+            name: of the step within its task. Tasks come one after the other, so it is the first one not seen yet.
+        """
+        named = (title for title in self.titles.values() if title.rpartition(" · ")[2] == name)
+        title = next((title for title in named if title not in self._seen), name)
+        self._seen.add(title)
         self.reused.append(title)
+        self.log.write(f"{title} reused\n")
         self.say(f"{title:<24} reused")
 
     def say(self, line: str) -> None:
         """Print one line for the person watching."""
-        print(line, file=self.out, flush=True)
+        self._shown, self._patience = time.monotonic(), _SILENCE
+        self._print(line)
+
+    def break_silence(self, now: float) -> None:
+        """Say what a step is at if nothing was shown for long: it may wait for a server, or compute."""
+        if self.current and now - self._shown > self._patience:
+            self._patience *= 2
+            last = next((line.strip() for line in reversed(self.tail) if line.strip()), "no output yet")
+            self._print(f"  running for {now - self._started:.0f} s; its last line: {last}")
+
+    @property
+    def reason(self) -> str:
+        """The last line of the present step that says anything."""
+        return next((line.strip() for line in reversed(self.tail) if line.strip(" -")), "no output")
+
+    def _print(self, line: str) -> None:
+        self.out.write(f"{line}\n")  # kfp replaces print
+        self.out.flush()
 
     def _line(self, line: str) -> None:
         self.log.write(line + "\n")
@@ -103,7 +141,7 @@ class Narrator(io.TextIOBase):
         if message := _KFP.match(line):
             self._message(message["message"])
             return
-        if error := OUR_ERROR.match(line):
+        if error := _OUR_ERROR.match(line):
             self.error = error["message"]
         self.tail = [*self.tail[-30:], line]
         if not self.verbose and _WORTH_SHOWING.match(line):
@@ -111,46 +149,49 @@ class Narrator(io.TextIOBase):
 
     def _message(self, message: str) -> None:
         if started := _STARTED.search(message):
-            self.current = self._title(started["name"])
+            self.current = self.titles.get(started["name"], started["name"])
+            self._seen.add(self.current)
             self._started = time.monotonic()
             self.tail = []
             self.say(self.current)
-        elif ended := ENDED.search(message):
+        elif ended := _ENDED.search(message):
             seconds = time.monotonic() - self._started
             self.seconds[self.current] = seconds
             if ended["status"] == "SUCCESS":
                 self.say(f"  done in {seconds:.1f} s")
 
-    def _title(self, name: str) -> str:
-        """`train` of the third task is "task 3 · train"."""
-        step = re.sub(r"-\d+$", "", name)
-        self.seen[step] += 1
-        return f"task {self.seen[step]} · {step}" if step in _PER_TASK else step
-
 
 class _CacheHits(logging.Handler):
-    """Hears of reused steps: kfp logs them, but shows them to nobody."""
+    """Reports reused steps: kfp logs them, but shows them to nobody."""
 
-    def __init__(self, narrator: Narrator) -> None:
+    def __init__(self, reporter: RunReporter) -> None:
         super().__init__(logging.INFO)
-        self.narrator = narrator
+        self.reporter = reporter
 
     def emit(self, record: logging.LogRecord) -> None:
-        if hit := _REUSED.search(COLOUR.sub("", record.getMessage())):
-            self.narrator.reuse(hit["name"])
+        if hit := _REUSED.search(_COLOUR.sub("", record.getMessage())):
+            self.reporter.reuse(hit["name"])
 
 
 @contextlib.contextmanager
-def heard(narrator: Narrator) -> Iterator[None]:
-    """Route kfp's output and its cache messages through the narrator."""
+def capture_output(reporter: RunReporter) -> Iterator[None]:
+    """Send kfp's output and its cache messages to a reporter."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
-    root.handlers, root.level = [_CacheHits(narrator)], logging.INFO
+    root.handlers, root.level = [_CacheHits(reporter)], logging.INFO
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(1):
+            reporter.break_silence(time.monotonic())
+
+    threading.Thread(target=watch, daemon=True).start()
     try:
-        with contextlib.redirect_stdout(narrator), warnings.catch_warnings():
+        with contextlib.redirect_stdout(reporter), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # settings that only a cluster can honour
             yield
     finally:
+        ended.set()
         root.handlers, root.level = handlers, level
 
 
@@ -164,9 +205,14 @@ class LocalRun:
     seconds: dict[str, float]
 
 
-def _cache_of(workdir: Path, tracking: str) -> Path:
-    """The memory of finished steps; it belongs to one tracking server, and is worth nothing without its database."""
-    cache = workdir / "cache" / hashlib.sha256(tracking.encode()).hexdigest()[:12]
+def _cache_of(workdir: Path, name: str, tracking: str) -> Path:
+    """The folder that remembers the finished steps of a run.
+
+    It belongs to one tracking server, and is worth nothing without its database. Runs do not share it: the few steps
+    that they have in common take a second, and a run that found the output of another run instead of its own would
+    repeat all later steps.
+    """
+    cache = workdir / "cache" / hashlib.sha256(tracking.encode()).hexdigest()[:12] / name
     if tracking.startswith("sqlite:///") and not Path(tracking.removeprefix("sqlite:///")).is_file():
         shutil.rmtree(cache, ignore_errors=True)
     return cache
@@ -178,70 +224,51 @@ def run_compiled(
     workdir: Path,
     *,
     verbose: bool = False,
-    first_task: int = 1,
-    runner: Runner = "forked",
+    runner: Literal["forked", "subprocess", "docker"] = "forked",
 ) -> LocalRun:
     """Execute a compiled pipeline file; finished steps of earlier tries are reused.
 
     Args:
-        package: YAML made by `compile_pipeline`.
+        package: YAML made by `compile_pipeline`, named after the run; outputs, cache and logs have the same name.
         arguments: run-time arguments of the pipeline.
         workdir: folder of outputs, cache and logs.
         verbose: show all output, not only what matters.
-        first_task: number of the pipeline's first task.
         runner: whether a step is a fork of a process that has imported everything, a fresh process in this
             environment, or one in a container of its image.
     """
-    with ready(package, arguments, workdir, runner) as pipeline:
-        return _execute(pipeline, package, arguments, workdir, verbose, first_task)
+    log = workdir / "logs" / f"{package.stem}-{time.strftime('%Y%m%d-%H%M%S')}.log"
+    with load_pipeline(package, arguments, workdir, runner) as pipeline:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("w", encoding="utf-8") as file:
+            reporter = RunReporter(sys.stdout, file, step_titles(pipeline.pipeline_spec), verbose=verbose)
+            try:
+                with capture_output(reporter):
+                    outputs = pipeline(**arguments).outputs
+            except RuntimeError:  # of kfp: a step failed
+                if reporter.error is not None:
+                    raise StepRefused(reporter.error) from None
+                shown = "\n".join(line for line in reporter.tail if line.strip(" -"))
+                said = f"csc: {reporter.current}: {reporter.reason}\nthe whole log is {log}"
+                raise StepCrashed(f"{shown}\n{said}") from None
+    return LocalRun(outputs["table"], Path(outputs["page"].path), tuple(reporter.reused), reporter.seconds)
 
 
 @contextlib.contextmanager
-def ready(package: Path, arguments: Mapping[str, str], workdir: Path, runner: Runner) -> Iterator[BaseComponent]:
+def load_pipeline(
+    package: Path, arguments: Mapping[str, str], workdir: Path, runner: Literal["forked", "subprocess", "docker"]
+) -> Iterator[BaseComponent]:
     """Set kfp up to run on this machine, and give the compiled pipeline to call; see `run_compiled`."""
     os.environ.setdefault("PYTHONUNBUFFERED", "1")  # the steps inherit it, and their lines come as they are printed
-    with contextlib.ExitStack() as stack:
-        if runner == "docker":
-            how = stack.enter_context(docker_runner(package, arguments, workdir))
-        else:
-            how = local.SubprocessRunner(use_venv=False)
-        if runner == "forked":
-            stack.enter_context(forked_steps())
+    started: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
+        "forked": forked_steps,
+        "docker": lambda: steps_in_containers(package, arguments, workdir),
+        "subprocess": contextlib.nullcontext,
+    }
+    with started[runner]():
         local.init(
-            how,
-            pipeline_root=str(workdir / "pipeline"),
+            local.SubprocessRunner(use_venv=False),
+            pipeline_root=str(workdir / "pipeline" / package.stem),
             enable_caching=True,
-            cache_root=str(_cache_of(workdir, tracking_uri())),
+            cache_root=str(_cache_of(workdir, package.stem, tracking_uri())),
         )
         yield components.load_component_from_file(str(package))
-
-
-def log_of(package: Path, workdir: Path) -> Path:
-    """The file for all output of a run that begins now."""
-    log = workdir / "logs" / f"{package.stem}-{time.strftime('%Y%m%d-%H%M%S')}.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    return log
-
-
-def _execute(
-    pipeline: BaseComponent,
-    package: Path,
-    arguments: Mapping[str, str],
-    workdir: Path,
-    verbose: bool,
-    first_task: int,
-) -> LocalRun:
-    """Let kfp run the pipeline as it was told to, and listen."""
-    log = log_of(package, workdir)
-    with log.open("w", encoding="utf-8") as file:
-        narrator = Narrator(sys.stdout, file, verbose=verbose, first_task=first_task)
-        try:
-            with heard(narrator):
-                outputs = pipeline(**arguments).outputs
-        except RuntimeError as error:
-            if narrator.error is not None:
-                raise StepRefused(narrator.error) from None
-            shown = "\n".join(line for line in narrator.tail if line.strip())
-            raise StepCrashed(f"{shown}\n{COLOUR.sub('', str(error))}; the whole log is {log}") from None
-    page = Path(outputs["page"].path)
-    return LocalRun(outputs["table"], page, tuple(narrator.reused), narrator.seconds)

@@ -17,6 +17,7 @@ from csc.components.report.component import report
 from csc.components.split_labels.component import split_labels
 from csc.components.train.component import train
 from csc.data.ingest.digits import ingest_digits
+from tests.tracked import fresh_database
 
 SETTINGS = {
     "train": {"epochs": 1, "batch_size": 16},
@@ -33,7 +34,7 @@ def chain(request, tmp_path_factory):
     config = json.dumps(request.param)
     folder = tmp_path_factory.mktemp("components")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'mlflow.db'}")
+        patch.setenv("MLFLOW_TRACKING_URI", fresh_database(folder))
         data = ingest_digits(folder / "digits", train=60, test=30, size=32).path
         made = {"config": config, "features": "", "dataset": dsl.Dataset(uri=str(folder / "dataset.json"))}
         made["origin"] = ingest.python_func(scenario="digits-b0c5", data=str(data), dataset=made["dataset"])
@@ -102,13 +103,14 @@ def test_splits_chain_old_and_new_classes(chain):
 
 def test_every_metric_can_be_computed_again_from_the_scores(chain):
     from csc import metrics
-    from csc.steps.evaluate import read_scores
+    from csc.artifacts import Scores
 
     stored = json.loads(Path(chain["metrics-2"].path).read_text())
     before = json.loads(Path(chain["metrics-1"].path).read_text())
-    scores, targets, classes = read_scores(Path(chain["scores-2"].path))
-    assert classes == list("0123456789")
-    assert metrics.evaluate(scores, targets, classes, stored["threshold"], before["best_AP"]) == stored
+    found = Scores.read(chain["scores-2"].path)
+    assert found.classes == tuple("0123456789")
+    again = metrics.evaluate(found.confidences, found.targets, found.classes, stored["threshold"], before["best_AP"])
+    assert again == stored
 
 
 def test_headline_numbers_are_shown_by_the_pipeline_too(chain):
@@ -158,17 +160,17 @@ def test_report_has_the_table_and_the_page(chain):
 
 def test_a_registered_model_takes_images_whatever_it_was_trained_on(chain):
     """Scores of images through the whole model are those of the evaluation, up to the half precision of maps."""
+    from csc.artifacts import Scores
     from csc.data.dataset import Dataset
     from csc.data.shards import ImageShards
     from csc.data.views import read_view
     from csc.serving.predictor import Predictor
-    from csc.steps.evaluate import read_scores
 
     view = read_view(chain["test_view-2"].path)
     shards = ImageShards(Dataset.open(json.loads(chain["origin"])["data"]).images)
     places = zip(view.table["shard"].to_pylist(), view.table["row"].to_pylist(), strict=True)
     found = Predictor(chain["model-2"].path).confidences([bytes(shards.jpeg(*place)) for place in places])
-    np.testing.assert_allclose(found, read_scores(Path(chain["scores-2"].path))[0], atol=5e-3)
+    np.testing.assert_allclose(found, Scores.read(chain["scores-2"].path).confidences, atol=5e-3)
 
 
 def test_maps_and_settings_must_agree(chain, tmp_path):

@@ -24,7 +24,7 @@ from csc.pipelines.scenario import compile_pipeline
 from csc.pipelines.study import compile_study
 from csc.pipelines.window import Window
 from csc.scenario import Scenario
-from csc.study.cells import Place, cells
+from csc.study.cells import DataSource, cells
 from csc.study.spec import Row, Study
 from tests.kubeflow.driver import Driver, Step, StepFailed, read_package
 from tests.kubeflow.pod import SHELL, Pods, Start, forked, started
@@ -144,9 +144,10 @@ def nodes(kubeflow: Kubeflow, scenario: Run) -> Run:
 
 @pytest.fixture(scope="module")
 def study(kubeflow: Kubeflow) -> Run:
-    row = Row("Fine-Tuning", "finetune", settings=SETTINGS)
-    asked = Study("small", "Small", (row,), (DIGITS.name,), seeds=(0, 1))
-    places = {"digits": Place(kubeflow.data, CLASSES)}
+    row = Row("Fine-Tuning", "finetune")
+    small = {key: value for key, value in SETTINGS.items() if key != "cigcn"}
+    asked = Study("small", "Small", (row,), (DIGITS.name,), seeds=(0, 1), settings=small)
+    places = {"digits": DataSource(kubeflow.data, CLASSES)}
     profile = read_profile("kubeflow")
     return kubeflow.run(lambda path: compile_study(asked, cells(asked, places), places, path, profile, on_cluster=True))
 

@@ -15,7 +15,7 @@ from csc.pipelines.scenario import compile_pipeline
 from csc.pipelines.study import compile_study
 from csc.pipelines.window import Window
 from csc.scenario import Scenario
-from csc.study.cells import Place, cells
+from csc.study.cells import DataSource, cells
 from csc.study.spec import Row, Study
 from tests.image_environment import image_python
 from tests.kubeflow.driver import Driver, Output, Step, read_package
@@ -76,7 +76,7 @@ def test_all_steps_of_a_scenario_a_window_and_a_study_run_with_the_packages_of_t
         driver.run(data=data)
         assert not driver.failed, "\n".join(driver.failed.values())
     asked = Study("small", "Small", (Row("CSC", "csc", settings=ON_MAPS),), (DIGITS.name,), seeds=(0,))
-    places = {"digits": Place(data, CLASSES)}
+    places = {"digits": DataSource(data, CLASSES)}
     out = tmp_path / "study.yaml"
     compile_study(asked, cells(asked, places), places, out, on_cluster=True)
 

@@ -76,7 +76,7 @@ def engine() -> Iterator[Engine]:
 
 def _install() -> None:
     """Install whatever is missing, where we may."""
-    if os.getuid() != 0 or not shutil.which("apt-get"):
+    if not os.environ.get("CSC_TEST_INSTALL") or os.getuid() != 0 or not shutil.which("apt-get"):
         pytest.skip("no container engine runs, and only root on Debian can start one here")
     if shutil.which("dockerd") and shutil.which("mmdebstrap"):
         return

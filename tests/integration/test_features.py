@@ -37,7 +37,8 @@ def test_the_maps_are_made_once_and_every_method_and_seed_uses_them(embedded):
     data, workdir, _, output = embedded
     assert "embed view 0" in output
     assert len(list((data / "features").iterdir())) == 1
-    again = csc("run", "digits-b0c5", "--method", "lwf", "--data", data, "--workdir", workdir, settings=ON_MAPS)
+    linear = [item for item in ON_MAPS if not item.startswith("cigcn.")]
+    again = csc("run", "digits-b0c5", "--method", "lwf", "--data", data, "--workdir", workdir, settings=linear)
     assert again.returncode == 0, again.stdout + again.stderr
     assert "feature maps are there" in again.stdout
     assert "embed view 0" not in again.stdout
@@ -61,7 +62,8 @@ def test_the_registry_has_the_epochs_and_the_lineage(embedded):
 
 def test_the_registered_model_takes_images_and_says_what_its_head_said_of_their_maps(embedded, tmp_path):
     data, workdir, scored, _ = embedded
-    scores = next(table for table in map(pq.read_table, map(str, scored)) if "9" in table.column_names).slice(0, 1)
+    scores = next(table for table in map(pq.read_table, map(str, scored)) if "score:9" in table.column_names)
+    scores = scores.slice(0, 1)
     labels = Dataset.open(data).labels()
     image = labels.filter(pc.equal(labels["image_id"], scores["image_id"][0])).to_pylist()[0]
     (tmp_path / "scene.jpg").write_bytes(ImageShards(data / "images").jpeg(image["shard"], image["row"]))
@@ -75,7 +77,7 @@ def test_the_registered_model_takes_images_and_says_what_its_head_said_of_their_
     assert done.returncode == 0, done.stderr
     (answer,) = json.loads(done.stdout.splitlines()[-1])
     assert list(answer) == list("0123456789")
-    assert answer == pytest.approx({name: scores[name][0].as_py() for name in answer}, abs=1e-2)
+    assert answer == pytest.approx({name: scores[f"score:{name}"][0].as_py() for name in answer}, abs=1e-2)
 
 
 def test_data_maps_and_cache_work_from_a_bucket(bucket, tmp_path, monkeypatch):

@@ -4,13 +4,16 @@ import pytest
 
 from tests.builders import make_coco
 from tests.integration.conftest import SMALL, csc, last_results
+from tests.tracked import fresh_database
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("methods and sets")]
 
 
 @pytest.mark.parametrize("method", ["lwf", "finetune", "joint"])
 def test_every_method_runs_through_the_same_pipeline(scenes, tmp_path, method):
-    done = csc("run", "digits-b0c5", "--method", method, "--data", scenes, "--workdir", tmp_path)
+    fresh_database(tmp_path)
+    read = [item for item in SMALL if not item.startswith("cigcn.")]  # a linear head has no graph
+    done = csc("run", "digits-b0c5", "--method", method, "--data", scenes, "--workdir", tmp_path, settings=read)
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(last_results(tmp_path)) == 2
 

@@ -11,6 +11,7 @@ import urllib.request
 import pytest
 
 from tests.integration.conftest import command, csc, environment, last_results
+from tests.tracked import fresh_database
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("pipeline")]
 
@@ -161,6 +162,7 @@ def test_second_call_reuses_every_step_and_adds_nothing(undisturbed, scenes, cli
 
 @pytest.mark.parametrize("moment", ["task 3/3 · epoch 1/2", "task 2 · register", "task 3 · evaluate"])
 def test_run_killed_at_any_moment_and_started_again_gives_the_same_numbers(undisturbed, scenes, tmp_path, moment):
+    fresh_database(tmp_path)
     words = ("run", "digits-b0c4", "--data", scenes, "--workdir", tmp_path)
     with subprocess.Popen(
         command(*words), stdout=subprocess.PIPE, text=True, env=environment(), start_new_session=True

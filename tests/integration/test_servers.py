@@ -71,11 +71,11 @@ def data(store: "Store", tmp_path_factory: pytest.TempPathFactory) -> Iterator[s
         patch.delenv("AWS_CA_BUNDLE", raising=False)
         for name, value in (store.environment() | {"CSC_CACHE": str(tmp_path_factory.mktemp("cache"))}).items():
             patch.setenv(name, value)
-        storage._client.cache_clear()
+        storage.s3._client.cache_clear()
         place = f"s3://{store.bucket}/data/digits"
         ingest_digits(place, train=240, test=80, size=32)
         yield place
-        storage._client.cache_clear()
+        storage.s3._client.cache_clear()
 
 
 @pytest.fixture

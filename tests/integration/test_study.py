@@ -1,4 +1,4 @@
-"""A study through its compiled pipeline: cells side by side, killed, failed, and never done twice."""
+"""A study on this machine: cells side by side, killed, interrupted, failed, and never done twice."""
 
 import os
 import signal
@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from tests.integration.conftest import command, csc, environment
+from tests.tracked import fresh_database
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("pipeline")]
 
@@ -28,6 +29,7 @@ STUDY = {
 @pytest.fixture
 def words(scenes, tmp_path):
     """The command line of the study."""
+    fresh_database(tmp_path / "work")
     file = tmp_path / "mine.yaml"
     file.write_text(yaml.safe_dump(STUDY))
     sets = [word for setting in SMALL for word in ("--set", setting)]
@@ -75,6 +77,8 @@ def test_a_study_that_is_killed_goes_on_and_finished_cells_are_never_run_again(w
     after = finished(work)
     assert after.keys() == {(method, seed) for method in ("csc", "lwf") for seed in "01"}
     assert before.items() <= after.items()
+    logs = [path.name for path in (work / "logs").iterdir()]
+    assert len({name.rpartition("-seed")[0] for name in logs}) == 2
     files = {path.suffix: path.read_text() for path in (work / "studies").iterdir()}
     assert files.keys() == {".txt", ".md", ".tex", ".csv", ".html"}
     assert files[".txt"].strip() in done.stdout
@@ -88,3 +92,25 @@ def test_a_study_that_is_killed_goes_on_and_finished_cells_are_never_run_again(w
     assert narrow.returncode == 0, narrow.stdout + narrow.stderr
     assert "runs to do" not in narrow.stdout
     assert "2 of 2 finished, 0 failed, 0 not run" in narrow.stdout
+
+
+def test_an_interrupt_stops_all_cells_and_leaves_no_run_open(words, tmp_path):
+    from mlflow.tracking import MlflowClient
+
+    with subprocess.Popen(
+        command(*words, "--methods", "csc", "--verbose"), stdout=subprocess.PIPE, text=True, env=environment()
+    ) as victim:
+        training = set()
+        for line in victim.stdout:
+            training |= {line.partition(" | ")[0]} if "task 1/2 · epoch 1/1" in line else set()
+            if len(training) == 2:
+                break
+        victim.send_signal(signal.SIGINT)
+        rest = victim.stdout.read()
+    assert victim.returncode == 130, rest
+    assert "[1/" not in rest
+    client = MlflowClient(f"sqlite:///{tmp_path}/work/mlflow.db")
+    experiment = client.get_experiment_by_name("csc-digits")
+    states = {run.info.status for run in client.search_runs([experiment.experiment_id])}
+    assert "KILLED" in states
+    assert "RUNNING" not in states

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.integration.conftest import csc, last_results
+from tests.tracked import fresh_database
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("pipeline")]
 
@@ -10,6 +11,7 @@ NAME = "digits-b0c4-csc"
 
 
 def test_a_scenario_in_two_windows_gives_the_numbers_and_the_run_of_one(undisturbed, scenes, tmp_path):
+    fresh_database(tmp_path)
     words = ("run", "digits-b0c4", "--data", scenes, "--workdir", tmp_path)
     begun = csc(*words, "--tasks", "1-2")
     assert begun.returncode == 0, begun.stdout + begun.stderr

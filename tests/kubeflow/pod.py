@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from google.protobuf import json_format
-from kfp.local import subprocess_task_handler
 from kfp.pipeline_spec import pipeline_spec_pb2
 
 from csc.components.__main__ import source_of
-from csc.pipelines.local.forked import forked_steps
+from csc.pipelines.local.forked import forked_steps, run_forked
 from tests.kubeflow.driver import LOGS, Output, Step, StepFailed
 
 __all__ = ["Pods", "forked", "started"]
@@ -52,7 +51,7 @@ def forked() -> Iterator[Start]:
 
     def start(command: list[str], environment: Mapping[str, str]) -> tuple[int, str]:
         with contextlib.redirect_stdout(io.StringIO()) as lines:
-            code = subprocess_task_handler.run_local_subprocess(command, environment)
+            code = run_forked(command, environment)
         return code, lines.getvalue()
 
     with forked_steps():

@@ -16,7 +16,7 @@ from csc.pipelines.scenario import compile_pipeline
 from csc.pipelines.study import compile_study
 from csc.pipelines.window import Window
 from csc.scenario import Scenario
-from csc.study.cells import Place, cells
+from csc.study.cells import DataSource, cells
 from csc.study.spec import Row, Study
 from tests.kubeflow.driver import Driver, Output, Step, StepFailed, plan, read_package
 from tests.kubeflow.pod import Pods
@@ -36,7 +36,7 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> list[Step]:
     """What the model makes of the pipelines that were recorded: a scenario, a window of it, a study."""
     folder, profile = tmp_path_factory.mktemp("compiled"), read_profile("kubeflow")
     study = Study("digits", "Digits", (Row("Fine-Tuning", "finetune"),), (DIGITS.name,), seeds=(0, 1))
-    places = {"digits": Place("s3://csc/data/digits", CLASSES)}
+    places = {"digits": DataSource("s3://csc/data/digits", CLASSES)}
     compiled = [folder / name for name in ("scenario.yaml", "window.yaml", "study.yaml")]
     compile_pipeline(DIGITS, CLASSES, compiled[0], {}, profile)
     compile_pipeline(DIGITS, CLASSES, compiled[1], {}, profile, Window.parse("4-", DIGITS, CLASSES))

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from csc.distributed.trainjob import Cluster
+from csc.distributed.cluster import Cluster
 
 __all__ = ["INSTALL", "KEPT", "install"]
 

@@ -3,19 +3,18 @@
 import contextlib
 import json
 import socket
+import sys
 import threading
 import time
-import tomllib
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from csc.cli import doctor, main
+from csc.cli import main
 from csc.cli.cluster_doctor import cluster_checks, retry_warning
 from csc.cli.doctor import Check
 from csc.pipelines.profile import Profile, Retry
@@ -316,17 +315,7 @@ def test_a_token_that_is_too_old_is_told(api: FakeApi, monkeypatch: pytest.Monke
     assert found(None)["cluster"].text.startswith("not logged in; ")
 
 
-@pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The entry point as it is declared, whatever was declared when this environment was made."""
-    declared = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["entry-points"]
-    point = EntryPoint("cluster", declared["csc.cli.doctor"]["cluster"], "csc.cli.doctor")
-    monkeypatch.setattr(doctor, "entry_points", lambda group, name: [point])
-
-
-def test_the_command_ends_as_its_checks_do(
-    api: FakeApi, profile: str, installed: None, capsys: pytest.CaptureFixture[str]
-):
+def test_the_command_ends_as_its_checks_do(api: FakeApi, profile: str, capsys: pytest.CaptureFixture[str]):
     words = ["doctor", "--cluster", "--profile", profile]
     assert main(words) == 0
     assert capsys.readouterr().out.endswith("\neverything needed is fine\n")
@@ -350,10 +339,9 @@ def test_flags_that_do_not_go_together_are_refused(words: list[str], told: str, 
     assert told in capsys.readouterr().err
 
 
-def test_without_the_pipelines_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    monkeypatch.setattr(doctor, "entry_points", lambda group, name: [])
-    assert main(["doctor", "--cluster"]) == 2
-    assert "install 'csc[pipelines]'" in capsys.readouterr().err
+def test_without_its_package_the_cluster_is_not_looked_at(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "kubernetes", None)
+    assert found(None)["cluster"].text.startswith("the package 'kubernetes' is not installed; ")
 
 
 PODS = Profile(retry=Retry(pods=3))

@@ -14,7 +14,7 @@ from csc.pipelines.scenario import compile_pipeline
 from csc.pipelines.study import compile_study
 from csc.pipelines.window import Window
 from csc.scenario import CLASS_COUNTS, PAPER_SCENARIOS, Scenario
-from csc.study.cells import Place, cells
+from csc.study.cells import DataSource, cells
 from csc.study.reading import read_study
 from tests.kubeflow.driver import Driver, Step, plan, read_package
 from tests.kubeflow.pod_settings import resources
@@ -22,7 +22,7 @@ from tests.kubeflow.values import is_of_type
 
 MAPS = {"backbone": {"frozen": True}, "features": {"views": 1}}
 NODES = {"train": {"nodes": 2}}
-PLACES = {name: Place(f"s3://bucket/{name}", classes) for name, classes in CLASS_COUNTS.items()}
+PLACES = {name: DataSource(f"s3://bucket/{name}", classes) for name, classes in CLASS_COUNTS.items()}
 SCENARIOS: dict[str, tuple[str, dict[str, Any], str | None]] = {  # scenario, settings, tasks
     **{name: (name, {}, None) for name in ("digits-b0c2", *PAPER_SCENARIOS)},
     "maps": ("voc-b10c2", MAPS, None),

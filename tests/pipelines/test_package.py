@@ -12,14 +12,14 @@ from csc.pipelines.profile import read_profile, run_defaults
 from csc.pipelines.scenario import build_pipeline
 from csc.pipelines.study import build_study
 from csc.scenario import Scenario
-from csc.study.cells import Place, cells
+from csc.study.cells import DataSource, cells
 from csc.study.reading import read_study
 from tests.kfp_server import parse_strictly
 from tests.kubeflow.driver import plan, read_package
 
 PROFILE = read_profile("kubeflow")
 MAPS = {"backbone": {"frozen": True}, "features": {"views": 1}}
-PLACES = {"voc": Place("/data/voc", 20)}
+PLACES = {"voc": DataSource("/data/voc", 20)}
 
 
 def scenario(settings):
@@ -90,8 +90,9 @@ def test_no_component_comes_twice_and_none_is_lost(both):
     assert sorted(functions) == sorted({step.name for step in plan(small)})
 
 
-def test_descriptions_of_steps_are_left_out_and_those_of_arguments_stay(tmp_path):
-    write_package(scenario({}), tmp_path / "small.yaml", {"gpus": "2"}, on_cluster=True)
+def test_descriptions_of_steps_are_left_out_and_the_arguments_keep_theirs_and_their_defaults(tmp_path):
+    known = run_defaults(PROFILE, Scenario.parse("digits-b0c2"))
+    write_package(scenario({}), tmp_path / "small.yaml", known | {"gpus": "2"}, on_cluster=True)
     text = (tmp_path / "small.yaml").read_text()
     (small, _) = read_package(tmp_path / "small.yaml")
     assert text.startswith("# PIPELINE DEFINITION\n# Name: csc-digits-b0c2\n")
@@ -100,6 +101,7 @@ def test_descriptions_of_steps_are_left_out_and_those_of_arguments_stay(tmp_path
     arguments = small["root"]["inputDefinitions"]["parameters"]
     assert all(argument["description"] for argument in arguments.values())
     assert arguments["gpus"]["defaultValue"] == "2"
+    assert arguments["checkpoints"]["defaultValue"] == PROFILE.storage.checkpoints
 
 
 def test_components_that_differ_only_in_what_the_platform_sets_stay_apart():
@@ -133,10 +135,3 @@ def test_an_executor_that_equal_components_share_stays():
     compact([spec])
     assert list(spec["components"]) == ["comp-a"]
     assert list(spec["deploymentSpec"]["executors"]) == ["exec-a"]
-
-
-def test_the_arguments_that_a_profile_knows_are_defaults(tmp_path):
-    digits = Scenario.parse("digits-b0c2")
-    write_package(scenario({}), tmp_path / "small.yaml", run_defaults(PROFILE, digits), on_cluster=True)
-    arguments = read_package(tmp_path / "small.yaml")[0]["root"]["inputDefinitions"]["parameters"]
-    assert arguments["checkpoints"]["defaultValue"] == PROFILE.storage.checkpoints

@@ -36,7 +36,7 @@ def spec(documents: list[dict[str, Any]]) -> dict[str, Any]:
 
 def compiled(file: Path, on_cluster: bool) -> list[dict[str, Any]]:
     compile_pipeline(Scenario.parse("digits-b0c2"), 10, file, on_cluster=on_cluster)
-    return list(yaml.safe_load_all(file.read_text()))
+    return list(yaml.load_all(file.read_text(), yaml.CSafeLoader))
 
 
 def shown(found: RunSteps) -> list[str]:
@@ -229,7 +229,7 @@ def test_the_steps_of_a_study_tell_their_run(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "there.yaml").write_text("storage: {data: 's3://bucket/{dataset}'}")
     words = ["--methods", "csc,lwf", "--seeds", "1", "--profile", "there.yaml", "--compile", "study.yaml"]
     assert main(["study", "digits", *words]) == 0
-    spec = next(yaml.safe_load_all((tmp_path / "study.yaml").read_text()))
+    spec = next(yaml.load_all((tmp_path / "study.yaml").read_text(), yaml.CSafeLoader))
     steps = pipeline_tree(spec).steps()
     found = moment(spec, Scene(len(steps) + 1), "SUCCEEDED")
     assert (len(found.steps), found.named) == (len(steps), True)

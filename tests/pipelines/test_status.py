@@ -30,7 +30,7 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """The pipeline that was recorded, which had no exit handler."""
     file = tmp_path_factory.mktemp("compiled") / "pipeline.yaml"
     compile_pipeline(Scenario.parse("digits-b0c2"), 10, file)
-    return list(yaml.safe_load_all(file.read_text()))
+    return list(yaml.load_all(file.read_text(), yaml.CSafeLoader))
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import socket
 import time
 from collections.abc import Callable
@@ -13,10 +12,12 @@ import pytest
 import yaml
 
 from csc.cli import main
+from csc.config.schema import flatten
 from csc.pipelines.cluster import progress as tracked
 from csc.pipelines.cluster.progress import Tracked
 from tests.kfp_recorded import as_run, recorded
 from tests.kfp_server import KfpServer
+from tests.tracked import fresh_database
 from tests.trained import EPOCHS, SCENARIO, trained
 
 pytest_plugins = ["tests.cluster"]
@@ -26,23 +27,12 @@ Csc = Callable[..., tuple[int, list[str], str]]
 SAME = ("--set", f"train.epochs={EPOCHS}")  # the settings of what `trained` makes
 
 
-@pytest.fixture(scope="module")
-def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database with all its tables; making them takes longer than a test."""
-    from mlflow.tracking import MlflowClient
-
-    path = tmp_path_factory.mktemp("empty") / "mlflow.db"
-    MlflowClient(f"sqlite:///{path}").search_experiments()
-    return path
-
-
 @pytest.fixture
-def client(machine: None, empty_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def client(machine: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A client of a store of the test's own, which the commands use too."""
     from mlflow.tracking import MlflowClient
 
-    shutil.copy(empty_database, tmp_path / "mlflow.db")
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    uri = fresh_database(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
     return MlflowClient(uri)
@@ -194,7 +184,7 @@ def test_a_study_has_the_scenario_runs_of_its_loops(tmp_path: Path):
     (tmp_path / "there.yaml").write_text("storage: {data: 's3://bucket/{dataset}'}")
     words = ["--methods", "csc,lwf", "--seeds", "0,1", "--profile", "there.yaml", "--compile", "study.yaml"]
     assert main(["study", "digits", *words]) == 0
-    spec = next(yaml.safe_load_all((tmp_path / "study.yaml").read_text()))
+    spec = next(yaml.load_all((tmp_path / "study.yaml").read_text(), yaml.CSafeLoader))
     wanted = Tracked(as_run({"run_id": "r", "created_at": "2026-01-01T00:00:00Z"}), spec, "http://mlflow")._wanted
     assert sorted((scenario, config.method, config.seed) for scenario, config in wanted) == [
         ("digits-b0c2", "csc", 0),
@@ -209,5 +199,8 @@ def test_the_settings_of_a_recorded_run_are_those_of_its_arguments():
     spec = {"root": {}, "pipelineInfo": {"name": "csc-digits-b0c2"}}
     ((scenario, config),) = Tracked(as_run(answer), spec, "http://mlflow")._wanted
     assert scenario == "digits-b0c2"
-    assert json.loads(config.to_json()).items() >= json.loads(answer["runtime_config"]["parameters"]["config"]).items()
+    given = dict(flatten(json.loads(answer["runtime_config"]["parameters"]["config"])))
+    assert {key: given[key] for key in config.flat() if key in given} == {
+        key: value for key, value in config.flat().items() if key in given
+    }
     assert config.train.epochs == 1

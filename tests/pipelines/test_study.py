@@ -1,7 +1,10 @@
-"""The pipeline of a study compiles, to what the cluster's own schema accepts, within its size limits."""
+"""A study: its pipeline for a cluster, its cells as processes of this machine, and the command."""
 
-import io
 import json
+import os
+import re
+import signal
+import sys
 import threading
 
 import pytest
@@ -9,25 +12,28 @@ import yaml
 from google.protobuf import json_format
 from kfp import dsl
 from kfp.kubernetes import kubernetes_executor_config_pb2
-from kfp.local import status
-from kfp.local.orchestrator import enhanced_dag_orchestrator
 from kfp.pipeline_spec import pipeline_spec_pb2
 
-from csc.cli import main
+from csc.cli import _parser, main
+from csc.cli.run import interruptible, overrides_of
 from csc.components.collect.component import collect
-from csc.errors import BadScenario
-from csc.pipelines.local import study as study_local
-from csc.pipelines.local.study import Teller
+from csc.config import resolve
+from csc.errors import BadScenario, TrackingError
 from csc.pipelines.package import STEPS, STEPS_LIMIT
 from csc.pipelines.profile import Profile, read_profile
 from csc.pipelines.study import compile_study, loops, parts
 from csc.steps.collect import order_for
 from csc.study import cells as cells_module
-from csc.study.cells import Place, Result, cells
-from csc.study.reading import read_study
+from csc.study.cells import DataSource, Result, cells
+from csc.study.local import command_of, distinct, run_cells
+from csc.study.reading import SHIPPED, read_study
 from csc.study.spec import Row, Study
 
-PLACES = {"coco": Place("s3://b/coco", 80), "voc": Place("/data/voc", 20), "digits": Place("/data/digits", 10)}
+SOURCES = {
+    "coco": DataSource("s3://b/coco", 80),
+    "voc": DataSource("/data/voc", 20),
+    "digits": DataSource("/data/digits", 10),
+}
 SIZE_BUDGET = 512 << 10
 SPLITS = {"train": {"images": 9, "labels": 9}, "test": {"images": 9, "labels": 9}}
 MAPS = {"backbone": {"frozen": True}, "features": {"views": 1}}
@@ -39,8 +45,8 @@ def compiled(tmp_path):
 
     def compile_it(study, asked=None, profile=None, parallelism=None):
         path = tmp_path / "study.yaml"
-        asked = cells(study, PLACES) if asked is None else asked
-        compile_study(study, asked, PLACES, path, profile or Profile(), parallelism)
+        asked = cells(study, SOURCES) if asked is None else asked
+        compile_study(study, asked, SOURCES, path, profile or Profile(), parallelism)
         return list(yaml.load_all(path.read_text(), yaml.CSafeLoader)), path.stat().st_size
 
     return compile_it
@@ -89,7 +95,7 @@ def test_the_loops_run_over_settings_first_seeds_first_as_many_at_once_as_asked(
     ((items, at_once),) = loops_of(spec)
     assert at_once == 3
     assert [(item["method"], item["seed"]) for item in items] == [(m, s) for s in range(3) for m in ("csc", "er")]
-    assert items[1]["memory"] == {"per_class": 2}
+    assert resolve("voc", items[1]).memory.per_class == 2
     loop = next(part for name, part in spec["components"].items() if name.startswith("comp-for-loop"))
     inputs = loop["dag"]["tasks"]["csc-voc-b0c4"]["inputs"]["parameters"]
     assert inputs["data"]["runtimeValue"]["constant"] == "/data/voc"
@@ -112,7 +118,7 @@ def test_equal_runs_of_several_rows_come_once(compiled):
 
 def test_the_tables_come_last_whatever_becomes_of_the_cells(compiled):
     study = read_study("figure3").narrowed(seeds=[0, 1])
-    asked = cells(study, PLACES)
+    asked = cells(study, SOURCES)
     (spec, _), _ = compiled(study, asked[1:])
     last = spec["root"]["dag"]["tasks"]["collect"]
     assert last["triggerPolicy"] == {"strategy": "ALL_UPSTREAM_TASKS_COMPLETED"}
@@ -154,7 +160,7 @@ def test_a_loop_waits_only_for_the_maps_of_its_own_cells(compiled):
     (spec, _), _ = compiled(study)
     tasks = spec["components"]["comp-exit-handler-1"]["dag"]["tasks"]
     names = sorted((name for name in tasks if name.startswith("for-loop")), key=lambda name: int(name.split("-")[2]))
-    made = [(loop.scenario.name, [cell.row.label for cell in loop.cells]) for loop in loops(cells(study, PLACES))]
+    made = [(loop.scenario.name, [cell.row.label for cell in loop.cells]) for loop in loops(cells(study, SOURCES))]
     assert [(*loop, tasks[name].get("dependentTasks", [])) for loop, name in zip(made, names, strict=True)] == [
         ("voc-b0c4", ["images"], []),
         ("voc-b0c4", ["maps", "small"], ["embed", "embed-2"]),
@@ -172,12 +178,12 @@ def test_cells_whose_pipelines_differ_in_shape_get_loops_of_their_own():
         Row("nodes", "csc", settings={"train": {"nodes": 2}}),
     )
     study = Study("mine", "Mine", rows, ("voc-b0c4", "digits-b0c2"), seeds=(0,))
-    made = loops(cells(study, PLACES))
+    made = loops(cells(study, SOURCES))
     assert [(loop.scenario.name, len(loop.cells)) for loop in made] == [("voc-b0c4", 1)] * 3 + [("digits-b0c2", 1)] * 3
 
 
 def test_a_study_is_cut_into_pipelines_that_a_cluster_can_hold():
-    asked = cells(read_study("table1"), PLACES)
+    asked = cells(read_study("table1"), SOURCES)
     cut = parts(asked)
     assert sorted(cell.name for part in cut for cell in part) == sorted(cell.name for cell in asked)
     for part in cut:
@@ -190,13 +196,13 @@ def test_a_study_is_cut_into_pipelines_that_a_cluster_can_hold():
 def test_a_run_of_more_steps_than_a_cluster_can_hold_is_refused_with_a_way_out():
     study = Study("mine", "Mine", (Row("CSC", "csc"),), ("coco-b0c2",), seeds=(0,))
     with pytest.raises(BadScenario, match=f"'coco-b0c2': a run has 202 steps, .* about {STEPS_LIMIT}; .*--tasks 1-10"):
-        parts(cells(study, PLACES))
+        parts(cells(study, SOURCES))
 
 
 def test_collect_writes_the_tables_of_what_is_finished(voc, tmp_path, monkeypatch):
     monkeypatch.setattr(cells_module, "finished_runs", lambda scenario: [])
     study = read_study("figure3").narrowed(seeds=[0])
-    places = {"voc": Place(str(voc), 20)}
+    places = {"voc": DataSource(str(voc), 20)}
     order = order_for(study, places, {cell.name for cell in cells(study, places)[:1]})
     made = {
         "page": dsl.HTML(uri=str(tmp_path / "page")),
@@ -211,84 +217,146 @@ def test_collect_writes_the_tables_of_what_is_finished(voc, tmp_path, monkeypatc
     assert sorted(path.suffix for path in (tmp_path / "files").iterdir()) == [".csv", ".html", ".md", ".tex", ".txt"]
 
 
-# What a person sees of cells that run side by side
+# Cells on this machine
 
 
-@pytest.fixture
-def teller():
-    """A teller that finds every cell finished."""
-
-    def looked_up(cell):
-        return Result(cell, {"last_mAP": 74.54, "avg_mAP": 81.2})
-
-    return Teller(io.StringIO(), io.StringIO(), 2, looked_up)
+ROWS = (Row("CSC", "csc"), Row("LwF", "lwf"), Row("ER", "er"))
 
 
-def some_cells():
-    rows = (Row("CSC", "csc"), Row("LwF", "lwf"))
-    return cells(Study("mine", "Mine", rows, ("voc-b0c4",), seeds=(0,)), {"voc": Place("/d", 20, "f" * 64)})
+def cells_of(*rows, seeds=(0,)):
+    return cells(Study("mine", "Mine", rows, ("voc-b0c4",), seeds=seeds), {"voc": DataSource("/d", 20, "f" * 64)})
 
 
-def test_lines_of_cells_side_by_side_are_kept_apart(teller):
-    turn = threading.Barrier(2)
+def finished(cell):
+    return Result(cell, {"last_mAP": 74.54, "avg_mAP": 81.2})
 
-    def talk(cell):
-        with teller.cell(cell) as voice:
-            for piece in ("half a ", f"line of {cell.row.label}\n", "csc.errors.BadData: /x: broken\n"):
-                turn.wait()
-                teller.write(piece)
-            teller.tell(voice, succeeded=cell.row.label == "CSC")
 
-    threads = [threading.Thread(target=talk, args=(cell,)) for cell in some_cells()]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    log = teller.log.getvalue().splitlines()
-    assert "voc-b0c4 · CSC · seed 0 | half a line of CSC" in log
-    assert "voc-b0c4 · LwF · seed 0 | half a line of LwF" in log
-    said = sorted(line.partition("] ")[2] for line in teller.out.getvalue().splitlines())
-    assert said == [
-        "voc-b0c4 · CSC · seed 0: last mAP 74.5, average 81.2 (0 s)",
-        "voc-b0c4 · LwF · seed 0: failed after 0 s: /x: broken",
+def python(program):
+    return lambda cell: [sys.executable, "-c", program, cell.row.label]
+
+
+def test_every_cell_that_ends_gets_a_line_and_a_failed_one_loses_no_other(capsys):
+    program = "import sys; sys.exit(sys.argv[1] == 'LwF' and 'some line\\ncsc: /x: broken\\nthe whole log is y')"
+    asked = cells_of(*ROWS)
+    failed = run_cells(asked, python(program), finished, parallel=1)
+    assert re.sub(r"\d+ s\b", "0 s", capsys.readouterr().out).splitlines() == [
+        "[1/3] voc-b0c4 · CSC · seed 0: last mAP 74.5, average 81.2 (0 s)",
+        "[2/3] voc-b0c4 · LwF · seed 0: failed after 0 s: /x: broken",
+        "[3/3] voc-b0c4 · ER · seed 0: last mAP 74.5, average 81.2 (0 s)",
     ]
-    assert list(teller.failed.values()) == ["/x: broken"]
+    assert failed == {asked[1].key: "/x: broken"}
 
 
-def test_the_reason_of_a_crash_is_the_last_line_that_says_anything(teller):
-    with teller.cell(some_cells()[0]) as voice:
-        teller.write("Traceback (most recent call last):\nRuntimeError: CUDA out of memory\n\n------\n")
-        teller.write("Task 'train-6' finished with status FAILURE\n")
-        assert voice.reason == "RuntimeError: CUDA out of memory"
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        ("import os; os.kill(os.getpid(), 9)", "ended by SIGKILL"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("raise SystemExit(3)", "exit code 3, no output"),
+    ],
+)
+def test_a_cell_that_dies_without_our_error_line_says_what_is_known(program, reason):
+    assert list(run_cells(cells_of(ROWS[0]), python(program), finished).values()) == [reason]
 
 
-def test_runs_that_wait_for_a_step_that_failed_are_told_why(teller):
-    first, second = some_cells()
-    with teller.cell(first) as voice:
-        teller.tell(voice, succeeded=True)
-    teller.write("csc.errors.BadData: init=/x: no such file\n")
-    teller.blame([first, second], "kfp says little")
-    assert teller.failed == {second.key: "init=/x: no such file"}
-    assert teller.out.getvalue().splitlines()[-1] == "1 runs could not begin: init=/x: no such file"
+def test_a_run_that_succeeds_without_a_result_has_failed():
+    missing = run_cells(cells_of(ROWS[0]), python(""), lambda cell: Result(cell, {}, missing="failed", reason="gone"))
+    assert list(missing.values()) == ["gone"]
+
+    def away(cell):
+        raise TrackingError("MLflow does not answer")
+
+    assert list(run_cells(cells_of(ROWS[0]), python(""), away).values()) == ["MLflow does not answer"]
 
 
-def test_turns_of_a_loop_are_told_by_number_and_none_begins_after_an_interrupt(teller, monkeypatch):
-    seen = []
+# A process that notes when it begins and when it ends.
+NOTES = """
+import sys, time
+with open({notes!r}, "a") as notes: print("begin", sys.argv[1], file=notes)
+time.sleep(0.5)
+with open({notes!r}, "a") as notes: print("end", sys.argv[1], file=notes)
+"""
 
-    def execute(task_name, **rest):
-        seen.append(task_name)
-        return {}, status.Status.SUCCESS
 
-    monkeypatch.setattr(enhanced_dag_orchestrator, "execute_task", execute)
-    with study_local._told(teller, {"for-loop-3": some_cells()}):
-        enhanced_dag_orchestrator.execute_task(task_name="for-loop-3-iteration-1")
-        enhanced_dag_orchestrator.execute_task(task_name="train")
-        teller.stopped = True
-        ended = enhanced_dag_orchestrator.execute_task(task_name="for-loop-3-iteration-0")
-    assert ended == ({}, status.Status.FAILURE)
-    assert seen == ["for-loop-3-iteration-1", "train"]
-    assert teller.out.getvalue().startswith("[1/2] voc-b0c4 · LwF · seed 0: last mAP 74.5")
-    assert enhanced_dag_orchestrator.execute_task is execute
+def test_as_many_cells_run_at_once_as_asked(tmp_path):
+    notes = tmp_path / "notes"
+    run_cells(cells_of(*ROWS), python(NOTES.format(notes=str(notes))), finished, parallel=3)
+    assert [line.split()[0] for line in notes.read_text().splitlines()] == ["begin"] * 3 + ["end"] * 3
+
+
+def test_cells_that_share_maps_wait_for_the_first_of_them_and_others_do_not(tmp_path):
+    notes = tmp_path / "notes"
+    rows = (Row("maps", "csc", settings=MAPS), Row("same", "lwf", settings=MAPS), Row("images", "csc"))
+    asked = cells_of(*rows)
+    run_cells(asked, python(NOTES.format(notes=str(notes))), finished, parallel=3)
+    lines = notes.read_text().splitlines()
+    assert lines.index("end maps") < lines.index("begin same")
+    assert lines.index("begin images") < lines.index("end maps")
+
+
+def test_cells_with_most_views_come_first_then_first_seeds_and_equal_runs_once():
+    views = {**MAPS, "features": {"views": 3}}
+    rows = (Row("images", "csc"), Row("again", "csc"), Row("maps", "csc", settings=views))
+    order = [(cell.row.label, cell.seed) for cell in distinct(cells_of(*rows, seeds=(1, 0)))]
+    assert order == [("maps", 0), ("maps", 1), ("images", 0), ("images", 1)]
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_all_cells(tmp_path, signal_number):
+    notes = tmp_path / "notes"
+    program = f"""
+import sys, time
+from csc.cli.run import interruptible
+try:
+    with interruptible():
+        with open({str(notes)!r}, "a") as notes: print("begin", file=notes)
+        time.sleep(60)
+except KeyboardInterrupt:
+    with open({str(notes)!r}, "a") as notes: print("closed", file=notes)
+"""
+    begun = threading.Event()
+
+    def interrupt():
+        while not begun.wait(0.05):
+            if notes.is_file() and len(notes.read_text().splitlines()) == 2:
+                os.kill(os.getpid(), signal_number)
+                return
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        run_cells(cells_of(*ROWS), python(program), finished, parallel=2)
+    begun.set()
+    thread.join()
+    assert notes.read_text().split() == ["begin", "begin", "closed", "closed"]
+
+
+def test_cells_side_by_side_share_the_cores_unless_told_otherwise(monkeypatch):
+    monkeypatch.setattr("csc.study.local.cores", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    program = (
+        "import os, sys; sys.exit(' '.join(map(str, map(os.environ.get, ('OMP_NUM_THREADS', 'OMP_WAIT_POLICY')))))"
+    )
+
+    def told(parallel):
+        return set(run_cells(cells_of(*ROWS), python(program), finished, parallel=parallel).values())
+
+    assert told(3) == {"2 PASSIVE"}
+    assert told(100) == {"2 PASSIVE"}  # there are three
+    assert told(1) == {"None None"}
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    assert told(3) == {"5 PASSIVE"}
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_command_of_a_cell_asks_for_just_its_run(name):
+    for cell in cells(read_study(name).narrowed(seeds=[7]), SOURCES):
+        words = command_of(cell, "work", ["--runner", "subprocess"])[3:]
+        arguments = _parser().parse_args(words)
+        assert resolve(cell.scenario.dataset, overrides_of(arguments)) == cell.config
+        assert (arguments.scenario, arguments.data) == (cell.scenario.name, cell.source.data)
+        assert (arguments.workdir, arguments.runner) == ("work", "subprocess")
 
 
 # The command
@@ -323,7 +391,7 @@ def test_a_dry_run_lists_every_cell_and_writes_nothing(voc, tmp_path, capsys, mo
         (["table2", "--parallel", "0"], "--parallel 0: expected 1 or more"),
         (
             ["table2", "--set", "train.epoch=1", "--compile", "x.yaml", "--data", "s3://b/voc"],
-            "no cell can be run: train.ep",
+            "train.epoch: no row of study 'table2' reads such a setting",
         ),
         (["table2", "--compile", "x.txt"], "--compile x.txt: expected a file name that ends in .yaml"),
         (["table2"], "no data set 'voc' at hand; name its place with --data"),

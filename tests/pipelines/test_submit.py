@@ -9,7 +9,7 @@ import threading
 import pytest
 import yaml
 
-from csc.pipelines.cluster import endpoint, watch
+from csc.pipelines.cluster import endpoint, run
 from csc.pipelines.cluster.endpoint import TOKEN_VARIABLE
 from tests.kfp_server import COOKIE, TOKEN, KfpServer, Refused, check_arguments, running
 
@@ -198,7 +198,7 @@ def test_wait_ends_when_the_token_has_expired_and_says_that_the_run_goes_on(serv
 
 
 def test_wait_gives_up_on_a_server_that_stays_away(server, csc, monkeypatch):
-    monkeypatch.setattr(watch, "MAX_FAILURES", 3)
+    monkeypatch.setattr(run, "MAX_FAILURES", 3)
     server.trouble = lambda method, path: (
         (_ for _ in ()).throw(Refused(502, "Bad Gateway")) if "/runs/" in path else None
     )
@@ -212,7 +212,7 @@ def test_a_watcher_who_leaves_is_told_how_to_look_again(server, csc, monkeypatch
     def leave(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(watch, "follow", leave)
+    monkeypatch.setattr(run.RemoteRun, "_follow", leave)
     code, _, error = csc(*submit(server, "--wait"))
     assert code == 130
     command = f"csc status {next(iter(server.runs))} --profile mine.yaml --host {server.host} --token-env MY_TOKEN"
@@ -371,9 +371,9 @@ def test_the_server_of_these_tests_refuses_a_pipeline_with_an_unknown_field(serv
 
     def with_surprise(*arguments, **options):
         honest(*arguments, **options)
-        documents = list(yaml.safe_load_all(arguments[2].read_text()))
+        documents = list(yaml.load_all(arguments[2].read_text(), yaml.CSafeLoader))
         documents[0]["surprise"] = 1
-        arguments[2].write_text(yaml.safe_dump_all(documents))
+        arguments[2].write_text(yaml.dump_all(documents, Dumper=yaml.CSafeDumper))
 
     monkeypatch.setattr(scenario, "compile_pipeline", with_surprise)
     code, _, error = csc(*submit(server))

@@ -43,7 +43,7 @@ def tasks_of(tmp_path_factory):
     def compiled(text):
         path = tmp_path_factory.mktemp("window") / "some.yaml"
         compile_pipeline(DIGITS, 10, path, window=Window.parse(text, DIGITS, 10))
-        documents = list(yaml.safe_load_all(path.read_text()))
+        documents = list(yaml.load_all(path.read_text(), yaml.CSafeLoader))
         parse_strictly(documents)
         return documents[0]["root"]["dag"]["tasks"]
 

@@ -12,7 +12,7 @@ from csc.pipelines.scenario import compile_pipeline
 from csc.pipelines.study import compile_study, parts
 from csc.pipelines.window import Window
 from csc.scenario import CLASS_COUNTS, PAPER_SCENARIOS, Scenario
-from csc.study.cells import Place, cells
+from csc.study.cells import DataSource, cells
 from csc.study.reading import read_study
 from csc.study.spec import Row, Study
 from tests.kubeflow import argo
@@ -21,7 +21,7 @@ from tests.kubeflow.driver import read_package
 
 RECORDED = Path(__file__).parents[1] / "kubeflow" / "recorded"
 PROFILES = [name for name in SHIPPED if name.startswith("kubeflow")]
-PLACES = {name: Place(f"s3://csc/data/{name}", classes) for name, classes in CLASS_COUNTS.items()}
+PLACES = {name: DataSource(f"s3://csc/data/{name}", classes) for name, classes in CLASS_COUNTS.items()}
 MAPS = {"backbone": {"frozen": True}, "features": {"views": 1}}
 BUDGET = LIMIT // 2  # of a scenario's run, compressed
 STEP_BUDGET = 6_300  # of a step, compressed

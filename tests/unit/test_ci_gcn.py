@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from csc.config.schema import CiGcn
+from csc.methods.csc import CiGcn
 from csc.nets.ci_gcn import CIGCN
 from csc.nets.growth import grow, grown_parameters
 

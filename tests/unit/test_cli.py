@@ -13,13 +13,13 @@ import yaml
 from PIL import Image
 
 from csc import cli
-from csc.cli import lists
+from csc.cli import scenarios
 from csc.config import methods, resolve
 from csc.data.dataset import Dataset
 from csc.data.ingest import digits
 from csc.data.ingest.coco import COCO_CLASSES, ingest_coco
-from csc.data.ingest.resume import Folder
-from csc.data.ingest.writer import Making
+from csc.data.ingest.resume import Output
+from csc.data.ingest.writer import WriteOptions
 from csc.errors import BadData, BadScenario
 from csc.scenario import PAPER_SCENARIOS, Scenario
 from csc.steps.ingest import ingest
@@ -85,12 +85,12 @@ RUN: list[tuple[str, tuple[str, ...]]] = [
     ("run digits-b0c2 --set train.epochs=three", ("train.epochs=three", "a whole number")),
     ("run digits-b0c2 --set train.epochs=0", ("train.epochs=0", "1 or more")),
     ("run digits-b0c2 --set train.epoch=1", ("train.epoch", "train.epochs")),
-    ("run digits-b0c2 --set epochs=1", ("epochs", "no such setting", "train")),
-    ("run digits-b0c2 --set train=1", ("train", "group of settings")),
+    ("run digits-b0c2 --set epochs=1", ("epochs", "no such key", "train")),
+    ("run digits-b0c2 --set train=1", ("train", "expected a group of", "epochs")),
     ("run digits-b0c2 --set loss.alpha=1.5", ("loss.alpha=1.5", "between 0 and 1")),
     ("run digits-b0c2 --set loss.alpha=nan", ("loss.alpha=nan", "a number")),
     ("run digits-b0c2 --set head=mlp", ("head=mlp", "ci_gcn, linear")),
-    ("run digits-b0c2 --set train.epochs=1 --set train.lr=x", ("train.lr=x", "a number")),
+    ("run digits-b0c2 --set train.epochs=1 --set train.lr=x", ("train.lr=x", "a positive number")),
     ("run digits-b0c2 --seed -1", ("seed=-1", "0 or more")),
     ("run digits-b0c2 --seed 99999999999999999999", ("seed=99999999999999999999", "expected")),
     ("run digits-b0c2 --workdir file", ("file", "--workdir")),
@@ -129,7 +129,10 @@ INGEST: list[tuple[str, tuple[str, ...]]] = [
     ("ingest coco --source raw --out gs://bucket/set", ("gs://bucket/set", "s3://bucket/prefix")),
     ("ingest coco --source raw --out out --workers 0", ("--workers 0", "1 or more")),
     ("ingest coco --source raw --out out --short-side -3", ("--short-side -3", "1 or more")),
-    ("ingest digits --out out --short-side 32", ("--short-side", "photographs")),
+    ("ingest digits --out out --short-side 32", ("--short-side", "made in their size")),
+    ("ingest digits --out out --source raw", ("ingest digits", "--source", "need no source")),
+    ("ingest digits --out out --name numbers", ("ingest digits", "--name", "'digits'")),
+    ("ingest voc2007 --source raw --out out --name pets", ("ingest voc2007", "--name", "csc ingest coco")),
     ("ingest coco --source raw --out raw", ("raw", "not a data set")),
     ("ingest coco --source raw --out file", ("file", "not a data set")),
     ("ingest coco --source raw --out file/below", ("cannot write", "file/below")),
@@ -209,7 +212,6 @@ def test_input_with_blanks_and_line_breaks_ends_in_one_line_too(
 @pytest.mark.parametrize(
     "typed",
     [
-        "",
         "nonsense",
         "run",
         "run digits-b0c2 --seed one",
@@ -234,6 +236,14 @@ def test_a_command_of_another_form_ends_in_its_usage(typed: str, place: Path, ca
     assert error.startswith("usage: csc")
     assert "error: " in error.splitlines()[-1]
     assert contents(place) == before
+
+
+def test_the_bare_command_prints_its_help(capsys: pytest.CaptureFixture[str]):
+    assert cli.main([]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith("usage: csc")
+    assert "ingest" in printed.out
+    assert printed.err == ""
 
 
 # What only the first step of a run finds out.
@@ -367,14 +377,14 @@ def test_ingest_coco2014_tells_the_counts_and_what_to_do_next(place: Path, capsy
 def test_ingest_scales_images_and_goes_on_where_it_stopped(
     workers: str, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("csc.data.ingest.writer.Making", functools.partial(Making, shard_rows=4))
+    monkeypatch.setattr("csc.data.ingest.writer.WriteOptions", functools.partial(WriteOptions, shard_rows=4))
     arguments = ["ingest", "coco", "--source", "raw", "--out", "out", "--short-side", "20", "--workers", workers]
     with monkeypatch.context() as stopped:
-        stopped.setattr(Folder, "finish", interrupted)
+        stopped.setattr(Output, "finish", interrupted)
         assert cli.main(arguments) == 130
-    assert "takes up the work where it stopped" in capsys.readouterr().err
+    assert "the same command resumes the work" in capsys.readouterr().err
     lines = printed(arguments, capsys)
-    assert lines[0] == "an earlier try has finished 3 of 3 shards; going on from there"
+    assert lines[0] == "an earlier attempt has finished 3 of 3 shards; resuming"
     assert lines[1].startswith("ingest · 0 images")
     source = Dataset.open("out").source
     assert (source["short_side"], source["jpeg_quality"]) == (20, 90)
@@ -400,7 +410,7 @@ def test_ingest_digits_refuses_a_folder_with_another_data_set(
 ):
     monkeypatch.setattr(digits, "ingest_digits", functools.partial(digits.ingest_digits, train=40, test=5))
     line = refused(["ingest", "digits", "--out", "animals"], place, capsys)
-    assert "animals: already holds another data set" in line
+    assert "animals: already contains another data set" in line
 
 
 @pytest.mark.parametrize("name", ["empty", "animals"])
@@ -445,9 +455,10 @@ def test_compile_writes_the_same_file_again(place: Path, capsys: pytest.CaptureF
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real model folder with untrained weights."""
+    from csc.methods import build_head
     from csc.model import ModelCard, save_network
     from csc.nets.backbone import build_backbone, normalisation
-    from csc.nets.network import Network, build_head
+    from csc.nets.network import Network
 
     config = resolve("digits", {"input": {"size": 32}, "method": "lwf"})
     backbone = build_backbone(config.backbone)
@@ -510,7 +521,7 @@ def test_an_interrupted_command_says_that_it_can_be_taken_up(
     def interrupted(arguments: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(lists, "SCENARIOS", dataclasses.replace(lists.SCENARIOS, run=interrupted))
+    monkeypatch.setattr(scenarios, "SCENARIOS", dataclasses.replace(scenarios.SCENARIOS, run=interrupted))
     assert cli.main(["scenarios"]) == 130
     error = capsys.readouterr().err
     assert error.startswith("csc: interrupted")

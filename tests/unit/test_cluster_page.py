@@ -94,7 +94,6 @@ def test_the_cache_is_a_disk_of_the_pod_and_the_pages_say_so():
     assert not Path(cache).is_relative_to(volume)  # others may drop there what is mapped here
     assert f"`CSC_CACHE`: in the\nprofile `{cache}`, on the pod's own disk" in PAGE
     assert f"`storage.data: {volume}/data/{{dataset}}`" in PAGE
-    assert "On a cluster each pod has its own disk" in " ".join((ROOT / "README.md").read_text().split())
 
 
 MEANINGS = [*retry._AWAY.values(), *retry._REFUSED.values()]

@@ -10,7 +10,7 @@ from PIL import Image
 
 from csc.data.dataset import Dataset
 from csc.data.ingest.coco import COCO_CLASSES, ingest_coco, ingest_coco2014
-from csc.data.ingest.published import compare_with_published
+from csc.data.ingest.published import differences
 from csc.data.shards import ImageShards
 from csc.errors import BadData
 from tests.builders import COCO_CATEGORIES, add_annotation, contents, edit_json, make_coco, picture, zipped
@@ -65,7 +65,7 @@ def test_a_set_in_coco_format_becomes_a_data_set(tmp_path: Path, capsys: pytest.
     assert dataset.source["kind"] == "coco"
     assert set(dataset.source["files"]) == {"instances_train2014.json", "instances_val2014.json"}
     assert str(tmp_path) not in (dataset.path / "dataset.json").read_text()
-    assert compare_with_published(dataset) == []
+    assert differences(dataset) == []
     assert capsys.readouterr().out == ""
 
 
@@ -74,7 +74,7 @@ def test_coco2014_has_the_eighty_classes_and_its_published_counts(tmp_path: Path
     assert dataset.name == "coco"
     assert dataset.classes == COCO_CLASSES
     assert dataset.source["kind"] == "coco2014"
-    assert compare_with_published(dataset) == [
+    assert differences(dataset) == [
         "train: 6 images (published: 82,783)",
         "train: 6 labelled images (published: 82,081)",
         "test: 4 images (published: 40,504)",

@@ -2,15 +2,16 @@
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
 import docker
 import pytest
-from kfp.local import docker_task_handler
+from kfp.local import subprocess_task_handler
 
 from csc.pipelines.local import containers
-from csc.pipelines.local.containers import NoContainer, docker_runner
+from csc.pipelines.local.containers import NoContainer, steps_in_containers
 
 PACKAGE = """
 deploymentSpec:
@@ -46,10 +47,13 @@ class Container:
 class Engine:
     """What we use of a Docker client."""
 
-    def __init__(self, known=("light:1", "heavy:1"), left=(), runtimes=("runc",), container=None) -> None:
-        self.known, self.left, self.runtimes, self.container = known, left, runtimes, container
+    def __init__(
+        self, known=("light:1", "heavy:1"), left=(), runtimes=("runc",), container=None, user="10001:10002"
+    ) -> None:
+        self.known, self.left, self.runtimes, self.user = known, left, runtimes, user
+        self.container = container or Container([], 0)
         self.images = SimpleNamespace(get=self.get, pull=self.pull)
-        self.containers = SimpleNamespace(list=self.list, run=lambda *words, **options: self.container)
+        self.containers = SimpleNamespace(list=self.list, run=self.run)
 
     def ping(self) -> None: ...
 
@@ -61,21 +65,32 @@ class Engine:
     def get(self, image: str):
         if image not in self.known:
             raise docker.errors.ImageNotFound(image)
-        return SimpleNamespace(attrs={"Config": {"User": "10001:10002"}})
+        return SimpleNamespace(attrs={"Config": {"User": self.user}})
 
     def pull(self, image: str) -> None:
         raise docker.errors.APIError("unknown")
 
-    def list(self, all: bool, filters: dict[str, str]):
+    def list(self, all: bool, filters: dict[str, list[str]]):
         self.asked = filters["label"]
         return self.left
+
+    def run(self, image: str, command: Sequence[str], detach: bool, **options: object) -> Container:
+        assert detach
+        self.options = options
+        return self.container
+
+
+def start_a_step(image: str = "light:1", **variables: str) -> str:
+    """Do what kfp.local does with a step; return how it ended."""
+    handler = subprocess_task_handler.SubprocessTaskHandler(image, ["x"], "/root", None, variables)
+    return handler.run().name
 
 
 @pytest.fixture
 def workdir(tmp_path: Path) -> Path:
     folder = tmp_path / "work"
-    folder.mkdir()
-    (folder / "package.yaml").write_text(PACKAGE)
+    (folder / "runs").mkdir(parents=True)
+    (folder / "runs" / "package.yaml").write_text(PACKAGE)
     return folder
 
 
@@ -89,11 +104,13 @@ def somebody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def options(monkeypatch, workdir: Path, engine: Engine | None = None, **arguments: str) -> dict:
-    """What a container would be started with."""
-    monkeypatch.setattr(docker, "from_env", lambda: engine or Engine())
+    """What a container is started with."""
+    engine = engine or Engine()
+    monkeypatch.setattr(docker, "from_env", lambda: engine)
     given = {"data": str(workdir / "data"), "config": "{}"} | arguments
-    with docker_runner(workdir / "package.yaml", given, workdir) as runner:
-        return runner.container_run_args
+    with steps_in_containers(workdir / "runs" / "package.yaml", given, workdir):
+        start_a_step()
+    return engine.options
 
 
 def seen(options: dict) -> list[str]:
@@ -188,7 +205,6 @@ def as_root(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
 
 
 def test_root_gives_a_new_folder_to_the_user_of_the_image(monkeypatch, workdir, as_root):
-    (workdir / ".lock").touch()
     assert options(monkeypatch, workdir)["user"] == "10001:10002"
     assert as_root == [("work", 10001, 10002), ("pipeline", 10001, 10002)]
 
@@ -200,12 +216,45 @@ def test_root_gives_away_no_folder_with_other_things_in_it(monkeypatch, workdir,
     assert as_root == []
 
 
-def test_what_a_killed_run_left_is_removed(monkeypatch, workdir):
+@pytest.mark.parametrize("user", ["", "nobody", "nobody:10002"])
+def test_root_is_told_of_an_image_whose_user_has_no_number(monkeypatch, workdir, as_root, user):
+    with pytest.raises(NoContainer, match=f"the user of image heavy:1 is '{user}', expected numbers such as 10001:1"):
+        options(monkeypatch, workdir, Engine(user=user))
+    assert as_root == []
+
+
+def test_a_user_without_a_group_is_in_that_of_root(monkeypatch, workdir, as_root):
+    assert options(monkeypatch, workdir, Engine(user="10001"))["user"] == "10001"
+    assert as_root == [("work", 10001, 0), ("pipeline", 10001, 0)]
+
+
+def test_what_a_killed_run_left_is_removed_and_other_runs_of_the_folder_are_not(monkeypatch, workdir):
     left = Container([], 0)
     engine = Engine(left=[left])
-    assert options(monkeypatch, workdir, engine)["labels"] == {"csc.workdir": str(workdir)}
-    assert engine.asked == f"csc.workdir={workdir}"
+    assert options(monkeypatch, workdir, engine)["labels"] == {"csc.workdir": str(workdir), "csc.run": "package"}
+    assert engine.asked == [f"csc.workdir={workdir}", "csc.run=package"]
     assert left.removed
+
+
+def test_a_pull_is_announced_before_it_takes_its_time(monkeypatch, workdir, capsys):
+    engine = Engine(known=("heavy:1",))
+    said = []
+    engine.images.pull = lambda image: said.append(capsys.readouterr().out)
+    options(monkeypatch, workdir, engine)
+    assert said == ["pulling image light:1 …\n"]
+
+
+def test_a_step_gets_its_own_variables_on_top_of_those_of_all_steps(monkeypatch, workdir):
+    engine = Engine()
+    monkeypatch.setattr(docker, "from_env", lambda: engine)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow")
+    monkeypatch.setenv("CSC_RETRY_TIMES", "9")
+    with steps_in_containers(workdir / "runs" / "package.yaml", {"data": "", "config": "{}"}, workdir):
+        start_a_step(CSC_RETRY_TIMES="3")
+        told, engine.container = engine.options["environment"], Container([], 0)
+        start_a_step()
+    assert (told["MLFLOW_TRACKING_URI"], told["CSC_RETRY_TIMES"]) == ("http://mlflow", "3")
+    assert engine.options["environment"]["CSC_RETRY_TIMES"] == "9"
 
 
 def test_a_missing_image_is_named_with_what_to_do(monkeypatch, workdir):
@@ -215,24 +264,23 @@ def test_a_missing_image_is_named_with_what_to_do(monkeypatch, workdir):
 
 def test_a_missing_engine_is_one_line(monkeypatch, workdir):
     monkeypatch.setenv("DOCKER_HOST", f"unix://{workdir}/no.sock")
-    runner = docker_runner(workdir / "package.yaml", {}, workdir)
+    runner = steps_in_containers(workdir / "runs" / "package.yaml", {}, workdir)
     with pytest.raises(NoContainer, match="is the engine running and may you use it"), runner:
         pass
 
 
 @pytest.mark.parametrize("code", [0, 1, 137])
-def test_output_comes_line_by_line_and_the_exit_code_is_the_containers(monkeypatch, workdir, capsys, code):
+def test_output_comes_line_by_line_and_the_exit_code_decides(monkeypatch, workdir, capsys, code):
     middle_dot = "task 1 · done\n".encode()
     container = Container([middle_dot[:8], middle_dot[8:] + b"one\ntwo", b"\nlast"], code)
     engine = Engine(container=container)
     monkeypatch.setattr(docker, "from_env", lambda: engine)
-    original = docker_task_handler.run_docker_container
-    with docker_runner(workdir / "package.yaml", {"data": "", "config": "{}"}, workdir):
-        run = docker_task_handler.run_docker_container
-        assert run(client=engine, image="light:1", command=["x"], volumes={}) == code
+    original = subprocess_task_handler.SubprocessTaskHandler
+    with steps_in_containers(workdir / "runs" / "package.yaml", {"data": "", "config": "{}"}, workdir):
+        assert start_a_step() == ("FAILURE" if code else "SUCCESS")
     assert capsys.readouterr().out == "task 1 · done\none\ntwo\nlast\n\n"
     assert container.removed
-    assert docker_task_handler.run_docker_container is original
+    assert subprocess_task_handler.SubprocessTaskHandler is original
 
 
 def test_an_interrupted_container_is_removed(monkeypatch, workdir):

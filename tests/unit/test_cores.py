@@ -36,12 +36,20 @@ def test_a_quota_above_the_cores_of_this_process_adds_none(quota: Path):
     assert cores() == 8
 
 
+def test_a_system_that_knows_no_affinity_counts_all_its_cores(quota: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delattr("os.sched_getaffinity")  # as on macOS
+    monkeypatch.setattr("os.cpu_count", lambda: 6)
+    assert cores() == 6
+    quota.write_text("200000 100000\n")
+    assert cores() == 2
+
+
 def test_ingest_takes_the_cores_of_its_container_by_itself(quota: Path, monkeypatch: pytest.MonkeyPatch):
     quota.write_text("300000 100000\n")
     workers = list[int]()
 
-    def ingest(*_: Any, making: Any) -> None:
-        workers.append(making.workers)
+    def ingest(*_: Any, options: Any) -> None:
+        workers.append(options.workers)
         raise CscError("enough is known")
 
     monkeypatch.setattr("csc.data.ingest.digits.ingest_digits", ingest)

@@ -15,7 +15,7 @@ from csc.data.dataset import Dataset
 from csc.data.ingest.shards import checked_jpeg
 from csc.data.shards import ImageShards
 from tests.builders import edit_json, picture
-from tests.unit.test_writing import VALID, jpeg_of, refusal, write
+from tests.unit.test_writer import VALID, jpeg_of, refusal, write
 
 
 @pytest.mark.parametrize("kind", ["missing", "empty folder", "file", "folder named dataset.json"])
@@ -31,7 +31,7 @@ def test_what_is_not_a_data_set_is_refused_with_the_remedy(kind: str, tmp_path: 
 
 
 def test_a_data_set_elsewhere_is_refused_by_name():
-    assert refusal(lambda: Dataset.open("gs://bucket/set")).startswith("gs://bucket/set: 'gs://' is not a place")
+    assert refusal(lambda: Dataset.open("gs://bucket/set")).startswith("gs://bucket/set: 'gs://' cannot be read")
 
 
 def test_a_name_too_long_for_a_file_is_refused_in_one_line():

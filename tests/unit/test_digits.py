@@ -103,14 +103,14 @@ def test_a_scene_takes_its_digits_from_the_pool_of_its_split(monkeypatch: pytest
 
 
 def test_a_digit_is_clearly_brighter_than_what_it_lies_on(monkeypatch: pytest.MonkeyPatch):
-    lay, gains = digits._lay, []
+    paint, gains = digits._paint, []
 
     def watched(opacity: np.ndarray, below: np.ndarray, rng: np.random.Generator) -> None:
         mean = below.mean()
-        lay(opacity, below, rng)
+        paint(opacity, below, rng)
         gains.append(below[opacity == opacity.max()].mean() - mean)
 
-    monkeypatch.setattr(digits, "_lay", watched)
+    monkeypatch.setattr(digits, "_paint", watched)
     for index in range(200):
         compose_scene("train", index)
     assert len(gains) > 400
@@ -156,7 +156,7 @@ def test_a_damaged_shard_is_made_anew(tmp_path: Path):
 
 def test_another_data_set_in_the_folder_is_kept(tmp_path: Path):
     first = ingest_digits(tmp_path / "set", train=40, test=5)
-    with pytest.raises(BadData, match="already holds another data set"):
+    with pytest.raises(BadData, match="already contains another data set"):
         ingest_digits(tmp_path / "set", train=41, test=5)
     assert Dataset.open(tmp_path / "set") == first
 

@@ -8,8 +8,10 @@ from csc.config import differences, resolve
 from csc.data.ingest.digits import ingest_digits
 from csc.model import ModelCard
 from csc.steps.finish import finish
-from csc.tracking.runs import Tracker, close_runs, finish_scenario
+from csc.tracking.queries import close_runs
+from csc.tracking.runs import Tracker, finish_scenario
 from csc.version import code_version
+from tests.tracked import fresh_database
 
 SCENARIO = "digits-b0c5"
 CONFIG = resolve("digits", {"seed": 3})
@@ -23,10 +25,10 @@ def data(tmp_path):
 @pytest.fixture
 def tracker(data, tmp_path, monkeypatch):
     """The second task of a scenario run whose first one is finished."""
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", fresh_database(tmp_path))
     trackers = [Tracker(_card(task, data.fingerprint)) for task in (1, 2)]
     for one in trackers:
-        assert one.child.info.status == "RUNNING"
+        assert one.task_run.info.status == "RUNNING"
     trackers[0].finish()
     return trackers[1]
 
@@ -55,7 +57,7 @@ def statuses(tracker):
     tasks = sorted(
         client.search_runs([tracker.experiment_id], "tags.`csc.role` = 'task'"), key=lambda r: r.info.run_name
     )
-    return [client.get_run(tracker.parent_id).info.status, *(run.info.status for run in tasks)]
+    return [client.get_run(tracker.scenario_run_id).info.status, *(run.info.status for run in tasks)]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +71,7 @@ def test_what_is_open_is_closed_and_what_is_finished_is_left_alone(tracker, data
 
 def test_a_completed_run_stays_finished(tracker, data, capsys):
     tracker.finish()
-    finish_scenario(tracker.parent_id, {"last_mAP": 50.0}, 2, "page")
+    finish_scenario(tracker.scenario_run_id, {"last_mAP": 50.0}, 2, "page")
     finish(SCENARIO, str(data.path), differences("digits", CONFIG), "COMPLETE")
     assert statuses(tracker) == ["FINISHED"] * 3
     assert "nothing is left open" in capsys.readouterr().out
@@ -78,7 +80,7 @@ def test_a_completed_run_stays_finished(tracker, data, capsys):
 def test_the_next_try_opens_the_runs_again(tracker, data):
     finish(SCENARIO, str(data.path), differences("digits", CONFIG), "FAILED")
     again = Tracker(tracker.card)
-    assert again.child.info.run_id == tracker.child.info.run_id
+    assert again.task_run.info.run_id == tracker.task_run.info.run_id
     assert statuses(again) == ["RUNNING", "FINISHED", "RUNNING"]
 
 

@@ -22,4 +22,4 @@ def test_a_reader_that_goes_away_before_the_work_is_done_is_told_by_the_exit_cod
     assert (process.returncode, process.stderr) == (141, b"")
     again = subprocess.run(command, cwd=tmp_path, capture_output=True, env=environment, text=True)
     assert again.returncode == 0
-    assert again.stdout.startswith("an earlier try has finished 1 of 1 shards")
+    assert again.stdout.startswith("an earlier attempt has finished 1 of 1 shards")

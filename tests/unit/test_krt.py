@@ -8,9 +8,8 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, gelu, layer_norm
 
 from csc.config import resolve
-from csc.config.schema import Krt
 from csc.methods.base import Replay, Step
-from csc.methods.krt import KRT, threshold_for
+from csc.methods.krt import KRT, Krt, threshold_for
 from csc.methods.losses import asymmetric_loss
 from csc.nets.attention import GRID, IncrementalCrossAttention
 from csc.nets.growth import grow

@@ -7,10 +7,9 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from csc.config import resolve
-from csc.config.schema import L2p
 from csc.errors import BadConfig
 from csc.methods.base import Step
-from csc.methods.l2p import L2P
+from csc.methods.l2p import L2P, L2p
 from csc.nets.backbone import Backbone, build_backbone
 from csc.nets.linear import LinearHead
 from csc.nets.network import Network, Outputs
@@ -84,7 +83,7 @@ def test_a_prediction_does_not_depend_on_the_other_images_of_its_batch():
 @pytest.mark.parametrize("training", [False, True])
 def test_an_empty_part_of_a_batch_passes(training: bool):
     net = timm.create_model("test_vit", num_classes=0, global_pool="", img_size=SIZE, dynamic_img_size=False)
-    maps, _, pull = PromptedBackbone(Backbone(net), CONFIG).train(training).inside(images(0))
+    maps, _, pull = PromptedBackbone(Backbone(net), CONFIG).train(training).intermediates(images(0))
     assert (maps.shape, pull.shape) == ((0, WIDTH, 1, 1), (0,))
 
 
@@ -113,7 +112,7 @@ def by_hand(backbone: PromptedBackbone, image: Tensor, choice: list[int]) -> tup
 @pytest.mark.parametrize("training", [False, True])
 def test_the_feature_is_the_mean_output_of_the_chosen_prompts(training: bool):
     backbone = prompted().train(training)
-    maps, stages, pull = backbone.inside(images())
+    maps, stages, pull = backbone.intermediates(images())
     assert maps.shape == (BATCH, WIDTH, 1, 1)
     assert len(stages) == 1
     assert stages[0] is maps
@@ -150,7 +149,7 @@ def test_a_backbone_without_class_token_is_refused():
 
 def test_only_chosen_prompts_their_keys_and_the_head_have_gradients():
     network = network_of(prompted()).train()
-    outputs = network(uint8_images(), inside=True)
+    outputs = network(uint8_images(), intermediates=True)
     (outputs.logits.square().sum() - outputs.pull.sum()).backward()
     backbone = network.backbone
     assert all(value.grad is None for value in backbone.net.parameters())
@@ -163,7 +162,7 @@ def test_only_chosen_prompts_their_keys_and_the_head_have_gradients():
 def test_keys_learn_from_the_pull_alone_and_prompts_from_the_labels_alone():
     network = network_of(prompted()).train()
     backbone = network.backbone
-    outputs = network(uint8_images(), inside=True)
+    outputs = network(uint8_images(), intermediates=True)
     both = (backbone.prompts, backbone.keys)
     of_logits = torch.autograd.grad(outputs.logits.sum(), both, retain_graph=True, allow_unused=True)
     of_pull = torch.autograd.grad(outputs.pull.sum(), both, allow_unused=True)
@@ -183,7 +182,7 @@ def test_the_transformer_is_bit_equal_after_training():
     targets = torch.eye(OLD + NEW)[:BATCH]
     for _ in range(3):
         optimizer.zero_grad()
-        outputs = network(uint8_images(), inside=True)
+        outputs = network(uint8_images(), intermediates=True)
         step = Step(outputs.logits, targets, NEW, distances=method.distances(outputs, None))
         torch.stack(list(method.loss(step).values())).sum().backward()
         optimizer.step()

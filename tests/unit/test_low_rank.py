@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from benchmarks import scale
-from csc.config.schema import CiGcn
+from csc.methods.csc import CiGcn
 from csc.nets.ci_gcn import CIGCN
 from csc.nets.growth import grow, grown_parameters
 from tests.unit.test_ci_gcn import BATCH, CLASSES, FEATURES, MANY, NEW, OLD, WIDTH, feature_maps, settled_head

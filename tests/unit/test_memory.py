@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from csc.config.schema import Memory as MemorySettings
 from csc.data.views import View, read_view, write_view
 from csc.errors import BadModel
-from csc.replay.memory import Memory, joined, read_memory, update, write_memory
+from csc.replay.memory import Memory, joined, read_memory, write_memory
 from csc.replay.samplers import Balance, admission, herding, leaving, ocdm, prs, reservoir, shares
+from csc.replay.update import update
 from csc.scenario import Task
 
 SAMPLERS = ("herding", "random", "reservoir", "prs", "ocdm")
@@ -476,7 +477,7 @@ def taught_once(scope: str) -> tuple[Memory, View]:
     truth: list[set[int]] = [{0, 2}, {1}, {0, 1, 3}, {2, 3}]
     memory = lived(truth, [first], settled("reservoir", total=3))
     view = train_view(truth, second)
-    return memory.taught(view, second, scope), view  # type: ignore[arg-type]
+    return memory.extended_to(view, second, scope), view  # type: ignore[arg-type]
 
 
 def test_exemplars_keep_the_labels_of_their_own_task():
@@ -504,13 +505,13 @@ def test_exemplars_learn_the_labels_of_later_tasks_from_their_views():
 @pytest.mark.parametrize("scope", ["own_task", "own_to_current"])
 def test_teaching_twice_changes_nothing(scope: str):
     memory, view = taught_once(scope)
-    assert_same(memory.taught(view, tasks(2, 2)[1], scope), memory)  # type: ignore[arg-type]
+    assert_same(memory.extended_to(view, tasks(2, 2)[1], scope), memory)  # type: ignore[arg-type]
 
 
 def test_an_exemplar_that_missed_a_task_does_not_pretend_to_know_it():
     truth, (first, second, third) = random_truth(40, 6), tasks(2, 2, 2)
     memory = lived(truth, [first, second], settled("random", per_class=3, labels="own_task"))
-    taught = memory.taught(train_view(truth, third), third, "own_to_current")
+    taught = memory.extended_to(train_view(truth, third), third, "own_to_current")
     assert set(map(tuple, taught.known.tolist())) == {(0, 2), (2, 6)}
 
 
@@ -519,7 +520,7 @@ def test_a_memory_of_another_data_set_is_refused():
     truth = random_truth(30, 4)
     memory = replace(lived(truth, [first], settled("random", per_class=2)), fingerprint="another")
     with pytest.raises(BadModel, match="is of the data set another, the train view of task 2 is of the data set"):
-        memory.taught(train_view(truth, second), second, "own_task")
+        memory.extended_to(train_view(truth, second), second, "own_task")
 
 
 def test_a_memory_of_another_task_is_refused():
@@ -527,7 +528,7 @@ def test_a_memory_of_another_task_is_refused():
     truth = random_truth(30, 6)
     memory = lived(truth, [first], settled("random", per_class=2))
     with pytest.raises(BadModel, match=r"has 2 classes \(class00 to class01\), task 3 needs .* 4 classes"):
-        memory.taught(train_view(truth, third), third, "own_task")
+        memory.extended_to(train_view(truth, third), third, "own_task")
 
 
 def test_views_with_exemplars_are_views(tmp_path: Path):
@@ -567,7 +568,7 @@ def test_an_empty_memory_comes_back_and_can_be_taught(tmp_path: Path):
     memory = read_memory(tmp_path / "memory.parquet")
     assert_same(memory, Memory.empty(WORLD))
     first = tasks(2, 2)[0]
-    taught = memory.taught(train_view(random_truth(9, 4), first), first, "own_to_current")
+    taught = memory.extended_to(train_view(random_truth(9, 4), first), first, "own_to_current")
     assert (len(taught), taught.labels.shape, taught.classes) == (0, (0, 2), first.seen)
 
 
@@ -628,6 +629,6 @@ def test_a_file_that_is_no_memory_is_refused_in_one_line(change: Any, tmp_path: 
 
 
 def test_a_memory_needs_neither_torch_nor_pandas():
-    code = "import sys, csc.replay.memory; print(*({'torch', 'pandas'} & sys.modules.keys()))"
+    code = "import sys, csc.replay.update; print(*({'torch', 'pandas'} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""

@@ -244,9 +244,9 @@ def test_ce_never_touches_old_logits_and_kd_never_new_ones(name: str):
 
 @pytest.mark.parametrize("name", DISTILLING)
 @pytest.mark.parametrize("policy", ["masked", "negative"])
-def test_the_old_label_policy_replaces_distillation(name: str, policy: str):
+def test_old_labels_of_another_kind_replace_distillation(name: str, policy: str):
     step = random_step()
-    terms = build(name, old_label_policy=policy).terms(step)
+    terms = build(name, loss={"old_labels": policy}).terms(step)
     assert list(terms) == ["ce"]
     slope = gradient(terms["ce"], step.logits)[:, :OLD]
     if policy == "masked":
@@ -270,7 +270,7 @@ def test_fine_tuning_pushes_every_old_logit_down(form: str):
 
 def test_masked_fine_tuning_leaves_old_logits_alone():
     step = random_step()
-    loss = build("finetune", old_label_policy="masked", loss={"form": "bce"}).terms(step)["ce"]
+    loss = build("finetune", loss={"form": "bce", "old_labels": "masked"}).terms(step)["ce"]
     slope = gradient(loss, step.logits)
     assert torch.equal(slope[:, :OLD], torch.zeros(BATCH, OLD, dtype=torch.float64))
     logits, targets = step.logits.detach()[:, OLD:], step.targets[:, OLD:]

@@ -6,12 +6,15 @@ import sys
 
 import pytest
 
+from csc.artifacts import Origin, Registered, RegisteredTask
 from csc.config import resolve
 from csc.errors import BadModel, CscError
 from csc.model import ModelCard
-from csc.steps.ingest import Origin
 from csc.steps.prior import prior
+from csc.tracking.registry import keep_record, log_model, register_version
 from csc.tracking.runs import Tracker, run_key
+from tests.tracked import fresh_database
+from tests.trained import record
 
 SCENARIO, DATA, CODE = "digits-b0c4", "d" * 64, "0.1.0+abc"
 ORIGIN = Origin("/somewhere", DATA, CODE).to_json()
@@ -43,11 +46,11 @@ def registry(tmp_path_factory):
     (folder / "package").mkdir()
     (folder / "package" / "MLmodel").write_text("{}")
     with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
+        environment.setenv("MLFLOW_TRACKING_URI", fresh_database(folder))
         for mark, made in {"a": card(1), "b": card(2), "c": card(1, seed=1), "d": card(2)}.items():
             tracker = Tracker(made)
-            registered = tracker.register(tracker.log_model(folder / "package", mark), mark)
-            tracker.keep_record({"model": {"version": registered.version, "fingerprint": mark}, "run": {"x": 0.1}})
+            registered = register_version(tracker, log_model(tracker, folder / "package", mark), mark)
+            keep_record(tracker, record(registered))
         yield folder
 
 
@@ -68,12 +71,15 @@ def test_the_key_is_that_of_the_models_own_run():
 
 
 def test_the_record_comes_back_as_it_was_kept(found, capsys):
-    assert found(1) == {"model": {"version": "1", "fingerprint": "a"}, "run": {"x": 0.1}}
+    kept = found(1)
+    assert RegisteredTask.from_plain(kept, "") == record(Registered(**kept["model"]))
+    assert (kept["model"]["version"], kept["model"]["fingerprint"]) == ("1", "a")
     assert capsys.readouterr().out == "task 1: continues models:/digits-b0c4-csc/1\n"
 
 
 def test_of_several_versions_of_a_task_the_newest_is_found(found):
-    assert found(2)["model"] == {"version": "4", "fingerprint": "d"}
+    model = found(2)["model"]
+    assert (model["version"], model["fingerprint"]) == ("4", "d")
 
 
 def test_the_seed_tells_runs_apart(found):

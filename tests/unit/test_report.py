@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from csc import metrics
+from csc.artifacts import Metrics, Run, TaskResult
 from csc.errors import BadData
 from csc.report import figures, page, paper, table
-from csc.report.run import Run, TaskResult
 
 SVG = "{http://www.w3.org/2000/svg}"
 # fmt: off
@@ -35,7 +35,8 @@ def make_run(scenario="voc-b0c4", method="csc", sizes=(4, 4, 4, 4, 4), classes=V
         scores = np.clip(0.35 * shown + generator.random(shown.shape) * (0.6 + 0.02 * number), 0, 1)
         result = metrics.evaluate(scores, shown, classes[:seen], best_ap=best)
         best = result["best_AP"]
-        tasks.append(TaskResult(number, new, tuple(classes[:seen]), result, train_images=1000 + number, seconds=61.0))
+        shown = Metrics(**result)
+        tasks.append(TaskResult(number, new, tuple(classes[:seen]), shown, train_images=1000 + number, seconds=61.0))
     return Run(scenario, method, 7, "imagenet-1k", "0123456789abcdef" * 4, "0.1.0", tuple(tasks))
 
 
@@ -64,12 +65,12 @@ def cells(html, css):
 
 @run_of_any_shape
 def test_a_run_survives_json(run):
-    assert Run.from_json(json.loads(json.dumps(run.to_json(), allow_nan=False))) == run
+    assert Run.from_plain(json.loads(json.dumps(run.to_plain(), allow_nan=False)), "run") == run
 
 
 def test_summary_is_that_of_the_metrics():
     run = RUNS["voc-b0c4"]
-    assert run.summary == metrics.summary([task.metrics for task in run.tasks])
+    assert run.summary == metrics.summary([task.metrics.to_plain() for task in run.tasks])
     assert run.summary["last_mAP"] == run.last.metrics["mAP"]
 
 
@@ -89,20 +90,21 @@ def without(content, *path):
         (("tasks",), "tasks"),
         (("tasks", 0, "new"), "new"),
         (("tasks", 1, "seconds"), "seconds"),
-        (("tasks", 1, "metrics", "FPR"), "task 2: its metrics lack FPR"),
+        (("tasks", 1, "metrics", "FPR"), r"missing key 'FPR' in tasks\[1\]\.metrics"),
         (("tasks", 1, "metrics", "AP", "bus"), "task 2: no AP of bus"),
         (("tasks", 1, "seen", 0), "task 2: its seen classes"),
     ],
 )
 def test_a_broken_run_is_refused_with_the_place_in_one_line(path, message):
     with pytest.raises(BadData, match=message) as caught:
-        Run.from_json(without(RUNS["voc-b0c4"].to_json(), *path))
+        Run.from_plain(without(RUNS["voc-b0c4"].to_plain(), *path), "registered.json")
+    assert str(caught.value).startswith("registered.json: ")
     assert "\n" not in str(caught.value)
 
 
 def test_a_run_without_a_task_is_refused():
     with pytest.raises(BadData, match="no finished task"):
-        Run.from_json(RUNS["voc-b0c4"].to_json() | {"tasks": []})
+        Run.from_plain(RUNS["voc-b0c4"].to_plain() | {"tasks": []}, "registered.json")
 
 
 # ---- paper

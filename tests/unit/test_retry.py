@@ -31,9 +31,11 @@ from csc.errors import (
 from csc.retry import Retries, with_retries
 from csc.steps.ingest import ingest
 from csc.storage import read_bytes
-from csc.tracking.retry import one_line
-from csc.tracking.runs import _client, reach
+from csc.tracking.queries import reach
+from csc.tracking.retry import translate_errors
+from csc.tracking.server import connect
 from tests.builders import make_coco
+from tests.tracked import fresh_database
 from tests.trained import trained
 
 if TYPE_CHECKING:
@@ -236,7 +238,7 @@ def use(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
         monkeypatch.delenv(name)
     for name, value in Store(endpoint).environment().items():
         monkeypatch.setenv(name, value)
-    storage._client.cache_clear()
+    storage.s3._client.cache_clear()
 
 
 def told(status: int, code: str) -> tuple[int, bytes]:
@@ -247,7 +249,7 @@ def test_a_store_that_is_ill_for_longer_than_boto3_waits_is_asked_again(
     wire: Wire, monkeypatch: pytest.MonkeyPatch, pauses: list[float], capsys: pytest.CaptureFixture[str]
 ):
     ask(monkeypatch)
-    wire.answers = [told(503, "SlowDown")] * (2 * storage._ATTEMPTS) + [(200, b"whole")]
+    wire.answers = [told(503, "SlowDown")] * (2 * storage.s3._ATTEMPTS) + [(200, b"whole")]
     assert with_retries(read_bytes)("s3://bucket/file") == b"whole"
     assert pauses == [60, 120]
     assert capsys.readouterr().out.splitlines() == [
@@ -292,7 +294,7 @@ def test_a_store_that_nobody_reaches_may_be_back(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(StoreUnavailable, match="does not answer"):
         read_bytes("s3://bucket/file")
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    storage._client.cache_clear()
+    storage.s3._client.cache_clear()
     with pytest.raises(BadData) as caught:
         read_bytes("s3://bucket/file")
     assert not isinstance(caught.value, Unavailable)  # keys that are missing stay so
@@ -337,12 +339,12 @@ def test_a_bucket_of_models_that_clients_use_themselves_may_be_back_unless_it_re
 ):
     if answer is not None:
         wire.answers = [answer]
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", fresh_database(tmp_path))
     monkeypatch.setenv("MLFLOW_S3_ENDPOINT_URL", wire.address if answer else nobody)
     (tmp_path / "file").write_text("content")
-    client = _client()
+    client = connect()
     run = client.create_run(client.create_experiment("bucket", "s3://bucket/models"))
-    with pytest.raises(TrackingError) as caught, one_line():
+    with pytest.raises(TrackingError) as caught, translate_errors():
         client.log_artifact(run.info.run_id, str(tmp_path / "file"))
     refused = answer is not None and answer[0] == 403
     assert isinstance(caught.value, Unavailable) != refused, caught.value
@@ -430,25 +432,10 @@ def test_a_training_whose_store_goes_away_resumes_in_the_same_process_and_ends_i
     monkeypatch.setattr(Tracker, "log_epoch", logged)
     models = []
     for name in ("disturbed", "undisturbed"):
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/{name}.db")
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", fresh_database(tmp_path / f"{name} tracking"))
         train(config, split, view, str(tmp_path / name / "model"), checkpoints=str(tmp_path / name / "checkpoints"))
         models.append((tmp_path / name / "model" / "model.safetensors").read_bytes())
     assert pauses == [60]
     assert "s3://bucket/00001.arrow: does not answer; trying again in 60 s (1 of 3)" in capsys.readouterr().out
     assert trained_epochs == [0, 1, 2] * 2  # none of the first try's again
     assert models[0] == models[1]
-
-
-def test_a_step_in_a_container_is_told_of_its_retries_and_of_all_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """kfp gives a container either what the pipeline sets for the step or what the runner sets for all."""
-    from kfp.local import docker_task_handler
-
-    from csc.pipelines.local import containers
-
-    started: list[dict[str, str]] = []
-    monkeypatch.setattr(containers, "_run_to_its_end", lambda **options: started.append(options["environment"]) or 0)
-    with containers._awaited_containers({"MLFLOW_TRACKING_URI": "http://mlflow", "CSC_RETRY_TIMES": "9"}):
-        for told in ({"environment": ASKED.environment()}, {}):
-            docker_task_handler.run_docker_container(client=None, image="light:1", command=[], volumes={}, **told)
-    shared = {"MLFLOW_TRACKING_URI": "http://mlflow"}
-    assert started == [shared | ASKED.environment(), shared | {"CSC_RETRY_TIMES": "9"}]

@@ -2,12 +2,14 @@
 
 import io
 import random
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image, features
+from PIL import EpsImagePlugin, Image, UnidentifiedImageError
 
-from csc.data.ingest.shards import BrokenImage, checked_jpeg, scaled_down
+from csc.data.ingest.shards import FORMATS, BrokenImage, checked_jpeg, scaled_down
 
 
 def encoded(image: Image.Image, kind: str) -> bytes:
@@ -39,11 +41,8 @@ def test_pixels_of_32_bits_are_refused_by_name(dtype: type):
         checked_jpeg(content, "depth.tif")
 
 
-def kinds() -> list[str]:
-    return ["PNG", "DDS", "GIF", "BMP", "WEBP", *(["AVIF"] if features.check("avif") else [])]
-
-
-@pytest.mark.parametrize("kind", kinds())
+@pytest.mark.filterwarnings("ignore:.*:UserWarning", "ignore::PIL.Image.DecompressionBombWarning")
+@pytest.mark.parametrize("kind", FORMATS)
 def test_a_damaged_file_of_any_format_is_a_broken_image_or_an_image(kind: str):
     rng = random.Random(kind)
     whole = encoded(Image.frombytes("RGB", (32, 32), rng.randbytes(32 * 32 * 3)), kind)
@@ -59,7 +58,7 @@ def test_a_damaged_file_of_any_format_is_a_broken_image_or_an_image(kind: str):
 
 
 def test_whatever_a_decoder_raises_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch):
-    def failing(_: object) -> Image.Image:
+    def failing(*_: object, **__: object) -> Image.Image:
         raise NotImplementedError("no such\nfourcc")
 
     monkeypatch.setattr(Image, "open", failing)
@@ -68,9 +67,27 @@ def test_whatever_a_decoder_raises_is_told_in_one_line(monkeypatch: pytest.Monke
 
 
 def test_a_machine_without_memory_is_no_broken_image(monkeypatch: pytest.MonkeyPatch):
-    def failing(_: object) -> Image.Image:
+    def failing(*_: object, **__: object) -> Image.Image:
         raise MemoryError
 
     monkeypatch.setattr(Image, "open", failing)
     with pytest.raises(MemoryError):
         checked_jpeg(b"", "a.png")
+
+
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
+
+
+@pytest.mark.parametrize(
+    "read", [lambda content: checked_jpeg(content, "a.jpg"), lambda content: scaled_down(content, 4)]
+)
+def test_a_file_of_a_format_that_starts_programs_starts_none(
+    read: Callable[[bytes], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    program = tmp_path / "gs"
+    program.write_text(f"#!/bin/sh\ntouch '{tmp_path}/started'\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", str(program))
+    with pytest.raises((BrokenImage, UnidentifiedImageError)):
+        read(EPS)
+    assert not (tmp_path / "started").exists()

@@ -23,7 +23,6 @@ from csc.storage import (
     join,
     list_below,
     local_path,
-    open_remote,
     read_bytes,
     read_json,
     sha256_file,
@@ -265,17 +264,17 @@ def test_a_json_file_that_is_not_there_is_refused_by_its_name(tmp_path: Path):
 
 
 @pytest.mark.parametrize("uri", ["gs://bucket/set", "https://host/set.zip", "S3://bucket", "hdfs://x"])
-def test_a_place_of_an_unknown_kind_is_refused_by_name(uri: str):
+def test_an_address_of_an_unknown_kind_is_refused_by_name(uri: str):
     for action in (is_remote, local_path, exists, read_bytes, lambda uri: join(uri, "images")):
         message = refusal(lambda: action(uri))  # noqa: B023
-        assert message.startswith(f"{uri}: '{uri.partition('://')[0]}://' is not a place")
+        assert message.startswith(f"{uri}: '{uri.partition('://')[0]}://' cannot be read or written")
         assert "local" in message
         assert "s3://" in message
 
 
-def test_what_needs_a_local_place_refuses_a_bucket_by_name():
+def test_what_needs_a_local_path_refuses_a_bucket_by_name():
     message = refusal(lambda: local_path("s3://bucket/set"))
-    assert message.startswith("s3://bucket/set: 's3://' is not a place for this")
+    assert message.startswith("s3://bucket/set: 's3://' is not possible here")
     assert "local" in message
 
 
@@ -286,12 +285,12 @@ def test_what_needs_a_bucket_refuses_anything_else(uri: str, tmp_path: Path):
     assert "expected s3://bucket/name" in refusal(lambda: list(list_below(uri)))
 
 
-def test_a_place_is_remote_or_local():
+def test_an_address_is_remote_or_local():
     assert is_remote("s3://bucket/set")
     assert not any(map(is_remote, ["set", "/data/set", "file:///data/set", Path("s3/set"), ""]))
 
 
-def test_names_are_joined_below_a_place_of_either_kind(monkeypatch: pytest.MonkeyPatch):
+def test_names_are_joined_to_an_address_of_either_kind(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HOME", "/home/me")
     for place in ("s3://b/p", "s3://b/p/"):
         assert join(place, "images") == "s3://b/p/images"
@@ -387,9 +386,9 @@ def only_keys(patch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def keys(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     only_keys(monkeypatch)
-    storage._client.cache_clear()
+    storage.s3._client.cache_clear()
     yield
-    storage._client.cache_clear()
+    storage.s3._client.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -401,7 +400,7 @@ def wired() -> Iterator[tuple[Wire, Any]]:
     with pytest.MonkeyPatch.context() as patch:
         only_keys(patch)
         patch.setenv("AWS_ENDPOINT_URL_S3", f"http://user:password@127.0.0.1:{server.server_port}")
-        yield server, storage._client.__wrapped__(os.getpid())
+        yield server, storage.s3._client.__wrapped__(os.getpid())
     server.shutdown()
     thread.join()
     server.server_close()
@@ -411,7 +410,7 @@ def wired() -> Iterator[tuple[Wire, Any]]:
 def wire(wired: tuple[Wire, Any], monkeypatch: pytest.MonkeyPatch) -> Wire:
     server, client = wired
     server.asked.clear()
-    monkeypatch.setattr(storage, "_client", lambda _: client)
+    monkeypatch.setattr(storage.s3, "_client", lambda _: client)
     monkeypatch.setattr("time.sleep", lambda _: None)  # between tries
     return server
 
@@ -447,14 +446,9 @@ def test_a_store_that_is_busy_is_asked_again(wire: Wire):
     assert wire.asked == ["GET /bucket/file"] * 3
 
 
-@pytest.mark.parametrize("opened", [False, True], ids=["whole", "range"])
-def test_an_answer_that_breaks_off_is_asked_for_again(opened: bool, wire: Wire):
-    wire.answers = [(200, b"", 5), (206, b"wh", 5), (206, b"who", 5), (206, b"whole", 5)]
-    if opened:
-        with open_remote("s3://bucket/file") as file:
-            assert file.read() == b"whole"
-    else:
-        assert read_bytes("s3://bucket/file") == b"whole"
+def test_an_answer_that_breaks_off_is_asked_for_again(wire: Wire):
+    wire.answers = [(200, b"", 5), (200, b"wh", 5), (200, b"who", 5), (200, b"whole", 5)]
+    assert read_bytes("s3://bucket/file") == b"whole"
     assert len(wire.asked) == 4
 
 
@@ -505,7 +499,10 @@ def test_a_bucket_name_that_none_can_have_is_told(keys: None):
 def test_without_boto3_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "boto3", None)
     monkeypatch.setitem(sys.modules, "boto3.exceptions", None)
-    assert "csc[data]" in refusal(lambda: read_bytes("s3://bucket/file"))
+    message = refusal(lambda: read_bytes("s3://bucket/file"))
+    assert message.startswith("s3://bucket/file: boto3 is not installed")
+    assert "pip install boto3" in message
+    assert "csc[" not in message  # it is no extra
 
 
 def test_a_file_that_is_not_there_is_not_uploaded(tmp_path: Path):
@@ -516,7 +513,7 @@ def test_a_disk_that_is_full_is_told(wire: Wire, tmp_path: Path, monkeypatch: py
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(storage._client(os.getpid()), "download_file", full)
+    monkeypatch.setattr(storage.s3._client(os.getpid()), "download_file", full)
     message = refusal(lambda: download("s3://bucket/file", tmp_path / "copy"))
     assert message == f"cannot write {tmp_path / 'copy'}: No space left on device; make room or choose another disk"
     assert contents(tmp_path) == {}

@@ -4,32 +4,34 @@ import csv
 import html
 import io
 import re
+from datetime import date
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 import yaml
+from msgspec.structs import asdict
 
 from csc.config import resolve
 from csc.errors import BadConfig, BadScenario
 from csc.report.paper import paper_rows
 from csc.scenario import PAPER_SCENARIOS, Scenario
 from csc.study import cells as cells_module
-from csc.study.cells import Place, cells, results
+from csc.study.cells import DataSource, cells, results
 from csc.study.files import write_files
 from csc.study.outcome import Outcome
 from csc.study.page import render
 from csc.study.reading import SHIPPED, read_study
 from csc.study.render import csv_lines, latex, markdown, text
 from csc.study.spec import COLUMNS, Row, Study
-from csc.tracking.runs import ScenarioRun
+from csc.tracking.queries import ScenarioRun
 from csc.version import code_version
 
 ROOT = Path(__file__).parents[2]
-PLACES = {
-    "coco": Place("s3://b/coco", 80, "c" * 64),
-    "voc": Place("/data/voc", 20, "v" * 64),
-    "digits": Place("/data/digits", 10, "d" * 64),
+SOURCES = {
+    "coco": DataSource("s3://b/coco", 80, "c" * 64),
+    "voc": DataSource("/data/voc", 20, "v" * 64),
+    "digits": DataSource("/data/digits", 10, "d" * 64),
 }
 MINE = {"title": "Mine", "scenarios": ["voc-b0c4"], "methods": ["csc", "lwf"]}
 
@@ -53,7 +55,7 @@ def written(tmp_path):
 def test_every_shipped_study_can_be_run_as_it_is(name):
     study = read_study(name)
     assert {Scenario.parse(scenario).name for scenario in study.scenarios} <= {*PAPER_SCENARIOS, "digits-b0c2"}
-    made = cells(study, PLACES)
+    made = cells(study, SOURCES)
     assert len(made) == len(study.scenarios) * len(study.rows) * len(study.seeds)
     assert {cell.refused for cell in made} == {""}
     assert Study.from_json(study.to_json()) == study
@@ -99,7 +101,7 @@ def test_rows_that_mean_the_papers_components_set_them():
         for name in ("table4", "table5", "figure3", "quirks")
         for study in [read_study(name)]
         for row in study.rows
-        for cell in cells(study, PLACES)
+        for cell in cells(study, SOURCES)
         if cell.row == row and cell.seed == 0
     }
     assert settings["table4", "Baseline (none)"].max_entropy.beta == 0
@@ -108,34 +110,44 @@ def test_rows_that_mean_the_papers_components_set_them():
     assert settings["table4", "(b) (CI-GCN)"].head == "ci_gcn"
     assert settings["table5", "Z → Z (sigmoid)"].cigcn.correlation == "Z->Z"
     assert settings["figure3", "with H"].max_entropy.beta == 4e-2
-    assert set(vars(settings["quirks", "all of them"].release_quirks).values()) == {True}
-    assert sum(vars(settings["quirks", "no_shuffle"].release_quirks).values()) == 1
-    switches = set(vars(settings["quirks", "as in the paper"].release_quirks))
+    assert set(asdict(settings["quirks", "all of them"].release_quirks).values()) == {True}
+    assert sum(asdict(settings["quirks", "no_shuffle"].release_quirks).values()) == 1
+    switches = set(asdict(settings["quirks", "as in the paper"].release_quirks))
     assert switches <= {row.label for row in read_study("quirks").rows}
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"colour": 1}, "colour: no such key; choose one of columns,"),
+        ({"colour": 1}, "colour: no such key; choose one of title,"),
         ({"title": None}, "title: expected one line of text"),
-        ({"methods": None}, "methods: expected a list with at least one entry"),
+        ({"methods": None}, "rows: give either rows or methods"),
+        ({"methods": "csc"}, "methods=csc: expected a list"),
         ({"methods": ["csc", "cscc"]}, "rows[1].method: 'cscc' is not known; choose one of "),
         ({"rows": [{"label": "A", "method": "csc"}]}, "rows: give either rows or methods"),
         ({"scenarios": []}, "scenarios: expected a list with at least one entry"),
-        ({"scenarios": [4]}, "scenarios[0]: expected the name of a scenario"),
+        ({"scenarios": [4]}, "scenarios[0]=4: expected text; put it in quotes"),
+        ({"scenarios": [["voc-b0c4"]]}, "scenarios[0]=a list: expected text"),
         ({"scenarios": ["voc-b0c4", "voc"]}, "scenarios[1]: scenario 'voc': expected <data set>-b"),
-        ({"seeds": [0, -1]}, "seeds[1]: expected a whole number"),
+        ({"seeds": [0, -1]}, "seeds[1]=-1: expected a whole number, 0 or more"),
         ({"seeds": [0, 0]}, "seeds: expected no entry twice"),
-        ({"columns": ["mAP"]}, "columns[0]: expected one of last_mAP, "),
+        ({"columns": ["mAP"]}, "columns[0]=mAP: expected one of last_mAP, "),
         ({"settings": {"memory": {"per_clas": 5}}}, "settings.memory.per_clas: no such setting; choose one of memory."),
         ({"settings": {"trian.lr": 1}}, "settings.trian.lr: no such setting; choose one of agcn, "),
         ({"settings": {"seed": 1}}, "settings.seed: has its own place"),
-        ({"settings": [1]}, "settings: expected a group of settings"),
-        ({"grid": {"train.lr": 0.1}}, "grid.train.lr: expected a list"),
+        ({"settings": [1]}, "settings=a list: expected names with values"),
+        ({"settings": {"init": date(2024, 7, 1)}}, "settings.init: expected one word or number, found datetime.date("),
+        ({"settings": {"init": ["hub"]}}, "settings.init: expected one word or number, found ['hub']"),
+        ({"title": ["Mine"]}, "title=a list: expected text"),
+        ({"title": date(2024, 7, 1)}, "title=2024-07-01: expected text"),
+        ({"groups": ["a"]}, "groups=a list: expected text"),
+        ({"methods": [["csc"]]}, "methods[0]=a list: expected text"),
+        ({"grid": {"init": [date(2024, 7, 1)]}}, "grid.init: expected one word or number, found datetime.date("),
+        ({"grid": {"train.lr": 0.1}}, "grid.train.lr=0.1: expected a list"),
         ({"grid": {"train.rl": [0.1]}}, "grid.train.rl: no such setting"),
         ({"order": [["csc", "krt"]]}, "order[0][1]: expected the name of one row, found 'krt'"),
-        ({"order": ["csc"]}, "order[0]: expected a list of rows"),
+        ({"order": [["csc"]]}, "order[0]: expected a list of rows"),
+        ({"order": ["csc"]}, "order[0]=csc: expected a list"),
     ],
     ids=str,
 )
@@ -149,10 +161,13 @@ def test_a_wrong_study_is_refused_with_file_and_key(written, change, message):
     [
         ({"method": "csc"}, "rows[0].label: is missing"),
         ({"label": "A", "method": "csc", "buffer": 5}, "rows[0].buffer: no such key"),
-        ({"label": "A", "method": "csc", "paper": {"voc-b0c4": {"mAP": 1}}}, "rows[0].paper.voc-b0c4.mAP: no such key"),
+        (
+            {"label": "A", "method": "csc", "paper": {"voc-b0c4": {"mAP": 1}}},
+            "rows[0].paper.voc-b0c4.mAP: expected one of last_mAP",
+        ),
         (
             {"label": "A", "method": "csc", "paper": {"voc-b0c4": {"H": "x"}}},
-            "rows[0].paper.voc-b0c4.H: expected a num",
+            "rows[0].paper.voc-b0c4.H=x: expected a num",
         ),
         (
             {"label": "A", "method": "csc", "by_scenario": {"voc-b0c4": {"lr": 1}}},
@@ -174,7 +189,12 @@ def test_a_wrong_study_is_refused_with_file_and_key(written, change, message):
             {"label": "A", "method": "l2p", "paper": {"buffer": "none"}},
             "rows[0].paper.buffer: the paper's tables 1 and 2 have no row of 'l2p'; give numbers by scenario",
         ),
-        ("csc", "rows[0]: expected a group of by_scenario, "),
+        ("csc", "rows[0]: expected a group of label, "),
+        ({"label": ["A"], "method": "csc"}, "rows[0].label=a list: expected text"),
+        ({"label": "A", "method": ["csc"]}, "rows[0].method=a list: expected text"),
+        ({"label": "A", "method": "csc", "group": 5}, 'rows[0].group=5: expected text; put it in quotes: "5"'),
+        ({"label": "A", "method": "csc", "paper": {"voc-b0c4": 5}}, "rows[0].paper.voc-b0c4=5: expected names with"),
+        ({"label": "A", "method": "csc", "paper": {"buffer": ["none"]}}, "rows[0].paper.buffer: expected one of none"),
     ],
     ids=str,
 )
@@ -200,7 +220,12 @@ def test_rows_with_the_same_name_are_refused(written):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("a: [", "not readable as YAML in line 1"), ("- 1", "the file: expected a group"), ("", "the file: expected")],
+    [
+        ("a: ]", "not readable as YAML in line 1"),
+        ("title: a\ntitle: b", "in line 2 .'title' is there twice"),
+        ("- 1", "the file: expected a group"),
+        ("", "the file: expected"),
+    ],
 )
 def test_a_file_that_is_no_study_is_refused(written, content, message):
     with pytest.raises(BadConfig, match=message):
@@ -256,7 +281,7 @@ def test_settings_of_a_scenario_win_over_those_of_the_row():
 def test_cells_that_cannot_be_run_say_why_and_leave_the_others_alone(written):
     study = written({**MINE, "methods": ["csc", "l2p"], "scenarios": ["voc-b0c4", "coco-b0c10"]})
     study = study.narrowed(overrides={"backbone": {"frozen": "true"}}, seeds=[0])
-    made = cells(study, {"voc": PLACES["voc"]})
+    made = cells(study, {"voc": SOURCES["voc"]})
     reasons = {cell.name: cell.refused for cell in made}
     assert reasons["voc-b0c4 · csc · seed 0"] == ""
     assert "method 'l2p' works by changing the backbone" in reasons["voc-b0c4 · l2p · seed 0"]
@@ -264,15 +289,21 @@ def test_cells_that_cannot_be_run_say_why_and_leave_the_others_alone(written):
     assert made[0].config == resolve("voc", {"method": "csc", "seed": 0, "backbone": {"frozen": True}})
 
 
-@pytest.mark.parametrize("change", [{"train": {"epochs": "0"}}, {"train": {"epoch": 1}}])
-def test_a_setting_that_suits_no_cell_is_an_error(written, change):
-    with pytest.raises(BadConfig, match="study 'mine': no cell can be run: train\\.epoch"):
-        cells(written(MINE).narrowed(overrides=change), PLACES)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"train": {"epochs": "0"}}, "study 'mine': no cell can be run: train.epochs=0: expected"),
+        ({"train": {"epoch": 1}}, "train.epoch: no row of study 'mine' reads such a setting"),
+    ],
+)
+def test_a_setting_that_suits_no_cell_is_an_error(written, change, message):
+    with pytest.raises(BadConfig, match=message):
+        cells(written(MINE).narrowed(overrides=change), SOURCES)
 
 
 def test_a_scenario_that_does_not_fit_its_data_set_is_an_error(written):
     with pytest.raises(BadScenario, match="asks for 30 classes"):
-        cells(written({**MINE, "scenarios": ["voc-b30c2"]}), PLACES)
+        cells(written({**MINE, "scenarios": ["voc-b30c2"]}), SOURCES)
 
 
 # Results
@@ -290,7 +321,7 @@ class Server:
         facts = {
             "csc.run_key": cell.key,
             "csc.initialisation": "scratch",
-            "csc.data": cell.place.fingerprint,
+            "csc.data": cell.source.fingerprint,
             "csc.code_version": code_version(),
         }
         self.curves[run_id] = curve or tuple(last + 5 * left for left in reversed(range(cell.tasks)))
@@ -310,7 +341,7 @@ def server(monkeypatch):
 
 
 def test_finished_cells_are_found_by_their_key(written, server):
-    asked = cells(written({**MINE, "seeds": [0, 1]}), PLACES)
+    asked = cells(written({**MINE, "seeds": [0, 1]}), SOURCES)
     server.finish(asked[1], 70.0)
     found = results(asked)
     assert [result.missing for result in found] == ["not run", "", "not run", "not run"]
@@ -320,7 +351,7 @@ def test_finished_cells_are_found_by_their_key(written, server):
 
 
 def test_a_run_that_stopped_half_way_is_not_finished(written, server):
-    asked = cells(written({**MINE, "seeds": [0]}), PLACES)
+    asked = cells(written({**MINE, "seeds": [0]}), SOURCES)
     server.finish(asked[0], 70.0, curve=(90.0, 80.0))
     tried = {asked[0].name}
     assert [result.missing for result in results(asked, tried=tried)] == ["failed", "not run"]
@@ -328,68 +359,18 @@ def test_a_run_that_stopped_half_way_is_not_finished(written, server):
     assert results(asked, tried=tried, failed=reasons)[0].reason == "out of memory"
 
 
-def test_results_of_other_code_are_taken_only_if_asked_for(written, server):
-    asked = cells(written({**MINE, "seeds": [0]}), PLACES)
-    other = {"csc.run_key": "another", "csc.code_version": "0.0.1+old"}
-    server.finish(asked[0], 70.0, **other)
-    server.finish(asked[1], 60.0, **other, **{"csc.data": "other data"})
-    strict = results(asked)
-    assert strict[0].reason == "finished by other code, 0.0.1+old; --any-version takes it"
-    assert strict[1].reason == "not started or not finished"
-    loose = results(asked, any_version=True)
-    assert (loose[0].metrics["last_mAP"], loose[0].facts["code"], loose[1].missing) == (70.0, "0.0.1+old", "not run")
-
-
-def test_who_did_the_work_and_settings_that_came_later_are_no_difference(written, server):
-    asked = cells(written({**MINE, "seeds": [0]}), PLACES)
-    server.finish(asked[0], 70.0, **{"csc.run_key": "another"})
-    params = server.runs[0].params
-    params["train.workers"] = "8"
-    del params["cigcn.rank"]  # as if there had been no such setting
-    assert results(asked, any_version=True)[0].missing == ""
-    params["train.lr"] = "0.5"
-    assert results(asked, any_version=True)[0].missing == "not run"
-
-
-OF_ONE_METHOD = {"oewc", "podnet", "derpp", "agcn", "krt", "l2p"}
-
-
-@pytest.mark.parametrize(
-    ("method", "settings", "read"),
-    [
-        ("lwf", {}, set()),
-        ("csc", {}, set()),
-        ("ocdm", {}, set()),
-        ("oewc", {}, {"oewc"}),
-        ("podnet", {}, {"podnet"}),
-        ("derpp", {}, {"derpp"}),
-        ("agcn", {}, {"agcn"}),
-        ("agcn-r", {}, {"agcn"}),
-        ("krt-r", {}, {"krt"}),
-        ("l2p", {}, {"l2p"}),
-        ("lwf", {"head": "attention"}, {"krt"}),
-        ("csc", {"head": "label_graph"}, {"agcn"}),
-    ],
-    ids=str,
-)
-def test_of_the_settings_of_single_methods_only_those_that_a_cell_reads_count(method, settings, read, server):
-    study = Study("mine", "Mine", (Row("A", method, settings=settings),), ("voc-b0c4",), seeds=(0,))
-    asked = cells(study, PLACES)
-    server.finish(asked[0], 70.0, **{"csc.run_key": "another"})
-    params = server.runs[0].params
-    decisive = set()
-    for key, value in list(params.items()):
-        params[key] = "another"
-        decisive |= {key.partition(".")[0]} if results(asked, any_version=True)[0].missing else set()
-        params[key] = value
-    assert decisive == {key.partition(".")[0] for key in params} - OF_ONE_METHOD | read
+def test_who_did_the_work_is_no_difference(server):
+    study = Study("mine", "Mine", (Row("A", "csc", settings={"train": {"workers": 8}}),), ("voc-b0c4",), seeds=(0,))
+    (asked,) = cells(study, SOURCES)
+    server.finish(*cells(study.narrowed(overrides={"train": {"workers": 2}}), SOURCES), 70.0)
+    assert results([asked])[0].missing == ""
 
 
 @pytest.fixture
 def outcome(server):
     """Table 2 of the paper, cut down: two seeds, one of them missing for a row, one row not run at all."""
     study = read_study("table2").narrowed(["voc-b0c4"], ["finetune", "agcn", "csc", "er", "krt-r"], [0, 1])
-    asked = cells(study, PLACES)
+    asked = cells(study, SOURCES)
     numbers = {"Fine-Tuning": (60.0, 62.0), "AGCN (0)": (74.0,), "CSC (0)": (86.0, 85.0), "ER (2/class)": (70.0, 70.5)}
     for cell in asked:
         if cell.seed < len(numbers.get(cell.row.name, ())):
@@ -469,7 +450,7 @@ def test_latex_has_the_same_cells_and_escapes_what_is_not_text(outcome, written,
         assert page.count(f"\\begin{{{environment}}}") == page.count(f"\\end{{{environment}}}")
     row = {"label": r"50% & \more_{x}", "method": "csc"}
     study = written({"title": "T_1", "scenarios": ["voc-b0c4"], "rows": [row]})
-    strange = latex(Outcome(study, tuple(results(cells(study, PLACES)))))
+    strange = latex(Outcome(study, tuple(results(cells(study, SOURCES)))))
     assert r"50\% \& \textbackslash{}more\_\{x\} & 85.5 $\pm$ 0.7 (n=2) &" in strange
     assert r"\caption{T\_1, voc-b0c4}" in strange
 
@@ -546,14 +527,14 @@ def test_settings_for_all_rows_are_told_those_of_the_command_line_first(form, wr
     common = {"train": {"epochs": 8, "lr": 0.001}, "backbone.frozen": True}
     study = written({"title": "T", "scenarios": ["voc-b0c4"], "rows": rows, "settings": common})
     study = study.narrowed(overrides={"loss": {"alpha": "0.3"}, "train": {"epochs": "2"}})
-    told = told_in(form, Outcome(study, tuple(results(cells(study, PLACES)))))
+    told = told_in(form, Outcome(study, tuple(results(cells(study, SOURCES)))))
     expected = "train.epochs=2, loss.alpha=0.3, train.lr=0.003 or 0.001, backbone.frozen=true"
     assert f"settings {expected}" in told
 
 
 def test_a_long_list_of_settings_is_cut(written, server):
     study = written({**MINE, "settings": {"train.epochs": 8}}).narrowed(overrides={"init": "x" * 300})
-    told = Outcome(study, tuple(results(cells(study, PLACES)))).facts()
+    told = Outcome(study, tuple(results(cells(study, SOURCES)))).facts()
     (line,) = (line for line in told if line.startswith("settings init=xxx"))
     assert line.endswith("x…, +1")
     assert len(line) <= 250
@@ -562,9 +543,9 @@ def test_a_long_list_of_settings_is_cut(written, server):
 @pytest.mark.parametrize("form", FORMS)
 def test_held_out_images_are_never_shown_as_a_table_of_the_paper(form, server):
     study = read_study("table2").narrowed(["voc-b0c4"], ["csc", "krt-r"], [0], {"held_out": "5"})
-    outcome = Outcome(study, tuple(results(cells(study, PLACES))))
+    outcome = Outcome(study, tuple(results(cells(study, SOURCES))))
     server.finish(outcome.results[0].cell, 86.0)
-    told = told_in(form, Outcome(study, tuple(results(cells(study, PLACES)))))
+    told = told_in(form, Outcome(study, tuple(results(cells(study, SOURCES)))))
     assert "Table 2: PASCAL VOC 2007; NOT on the test images" in told
     assert "NOT the test images: tested on 1 of 5 training images" in told
     assert "settings held_out=5" in told
@@ -576,14 +557,14 @@ def test_held_out_images_are_never_shown_as_a_table_of_the_paper(form, server):
 def test_rows_that_alone_are_held_out_are_named(written, server):
     rows = [{"label": "A", "method": "csc", "settings": {"held_out": 5}}, {"label": "B", "method": "lwf"}]
     study = written({"title": "T", "scenarios": ["voc-b0c4"], "rows": rows})
-    told = text(Outcome(study, tuple(results(cells(study, PLACES)))))
+    told = text(Outcome(study, tuple(results(cells(study, SOURCES)))))
     assert "NOT the test images: tested on 1 of 5 training images (A)" in told
     assert "settings" not in told
 
 
 def test_a_study_of_nothing_finished_still_has_its_tables(written, server):
     study = written(MINE).narrowed(["digits-b0c2"])
-    outcome = Outcome(study, tuple(results(cells(study, {"digits": Place("/d", 10)}))))
+    outcome = Outcome(study, tuple(results(cells(study, {"digits": DataSource("/d", 10)}))))
     assert "not run (6 of 6 cells): all rows: not started or not finished" in text(outcome)
     assert "paper" not in text(outcome).split("±")[0]
     assert "<polyline" not in render(outcome)

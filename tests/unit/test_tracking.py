@@ -1,8 +1,7 @@
-"""The door to MLflow on a real SQLite store: everything once, errors in one line, and KFP's own runs put to use."""
+"""MLflow on a real SQLite store: everything once, errors in one line, and KFP's own runs put to use."""
 
-import json
 import os
-import shutil
+import re
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,35 +9,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from csc.artifacts import RegisteredTask
 from csc.errors import TrackingError
-from csc.tracking import retry as patience
-from csc.tracking import runs as tracking
-from csc.tracking.runs import Tracker, fetch_model, find_record, finish_scenario, reach
-from tests.tracked import Plugin, Tracked
+from csc.steps.ingest import ingest
+from csc.tracking import retry, runs
+from csc.tracking.queries import close_runs, reach
+from csc.tracking.registry import fetch_model, find_record
+from csc.tracking.runs import Tracker, class_metric, finish_scenario
+from csc.tracking.server import tracking_uri
+from tests.tracked import Plugin, Tracked, fresh_database
 from tests.trained import EPOCHS, SCENARIO, Trained, epoch_log, trained
 
 NAME = f"{SCENARIO}-csc"
 SETTINGS = ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_PASSWORD")
 
 
-@pytest.fixture(scope="session")
-def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database with all its tables; making them takes longer than a test."""
-    from mlflow.tracking import MlflowClient
-
-    path = tmp_path_factory.mktemp("empty") / "mlflow.db"
-    MlflowClient(f"sqlite:///{path}").search_experiments()
-    return path
-
-
 @pytest.fixture
-def client(empty_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A client of a store of the test's own, which the code under test uses too."""
     from mlflow.tracking import MlflowClient
 
-    shutil.copy(empty_database, tmp_path / "mlflow.db")
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    uri = fresh_database(tmp_path)
     for name in SETTINGS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
@@ -67,8 +61,8 @@ def test_two_tasks_leave_a_parent_with_the_curve_and_children_with_lineage(clien
     assert str(client.get_model_version_by_alias(NAME, "task-02").version) == two["version"]
     tied = client.get_logged_model(two["model_id"]).metrics
     assert {metric.key: metric.value for metric in tied}["mAP"] == 20.0
-    kept = find_record(NAME, 2, tracking.run_key(second.card))
-    assert kept == json.loads(second.registered.read_text())
+    kept = find_record(NAME, 2, runs.run_key(second.card))
+    assert kept == RegisteredTask.read(second.registered)
 
 
 def test_a_second_try_of_every_step_adds_nothing(client: Any, tmp_path: Path):
@@ -119,12 +113,68 @@ def test_a_try_that_died_at_any_call_is_completed_by_the_next(
 def test_more_classes_than_one_call_may_carry_are_logged_in_several(
     client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(tracking, "METRICS_PER_BATCH", 3)
-    monkeypatch.setattr(tracking, "PARAMS_PER_BATCH", 7)
+    monkeypatch.setattr(runs, "METRICS_PER_BATCH", 3)
+    monkeypatch.setattr(runs, "PARAMS_PER_BATCH", 7)
     task = trained(tmp_path, 3)
     task.register()
     (child,) = Tracked(client, task.card).runs("task")
     assert {f"AP/{digit}" for digit in "0123456789"} <= set(child.data.metrics)
+
+
+NAMES = ("person (sitting)", "R&B", "c++", "c#", "it's", "👍", "क्षि", "a/../b", "box_x28_", "..")
+
+
+def test_classes_of_any_name_are_tracked_and_shown_as_they_were_written(client: Any, tmp_path: Path):
+    task = trained(tmp_path, 3, classes=NAMES)
+    task.register()
+    (child,) = Tracked(client, task.card).runs("task")
+    logged = {key.removeprefix("AP/") for key in child.data.metrics if key.startswith("AP/")}
+    assert {name_of(key) for key in logged} == set(NAMES)
+    assert "person _x28_sitting_x29_" in logged
+    assert set(RegisteredTask.read(task.registered).run.last.metrics.AP) == set(NAMES)
+
+
+def name_of(key: str) -> str:
+    """The class that a key is of."""
+    return re.sub("_x([0-9A-F]+)_", lambda code: chr(int(code[1], 16)), key)
+
+
+@given(st.text(min_size=1, max_size=40) | st.text("_x28 .(", min_size=1, max_size=12))
+def test_the_key_of_a_class_is_one_that_mlflow_takes_and_leads_back_to_the_name(name: str):
+    from mlflow.utils.validation import _validate_metric_name
+
+    key = class_metric("AP", name)
+    _validate_metric_name(key)
+    assert len(key) <= 250
+    assert name_of(key.removeprefix("AP/")) == name
+
+
+def test_keys_of_long_names_are_cut_and_differ_all_the_same():
+    names = ["(" * 300, "(" * 301, "a" * 247, "a" * 248]
+    keys = {class_metric("AP", name) for name in names}
+    assert len(keys) == len(names)
+    assert max(map(len, keys)) == 250
+
+
+@pytest.mark.parametrize("empty", ["", "  "])
+def test_an_empty_address_is_refused_and_makes_no_database(
+    empty: str, client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    task, here = trained(tmp_path, 1), tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", empty)
+    for action in (task.register, reach, lambda: close_runs(["key"], "FAILED"), lambda: ingest("digits-b0c2", "data")):
+        assert refusal(action).startswith("MLFLOW_TRACKING_URI is empty; set it to the address of a tracking server")
+    assert list(here.iterdir()) == []
+
+
+def test_without_an_address_runs_go_to_a_database_in_the_present_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert tracking_uri() == f"sqlite:///{tmp_path}/mlflow.db"
 
 
 @dataclass
@@ -135,13 +185,13 @@ class Unreliable:
     made: int = 0
 
     def find(self) -> str | None:
-        assert os.environ.get(patience.RETRIES) == "5"
+        assert os.environ.get(retry.RETRIES) == "5"
         return "found" if self.made else None
 
     def make(self) -> str:
         from mlflow.exceptions import MlflowException
 
-        assert os.environ[patience.RETRIES] == "0"
+        assert os.environ[retry.RETRIES] == "0"
         failure = self.failures.pop(0) if self.failures else ""
         self.made += failure != "before"
         if failure:
@@ -155,28 +205,28 @@ class Unreliable:
 def test_what_is_made_is_made_once_whatever_becomes_of_the_answers(
     failures: list[str], answer: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setenv(patience.RETRIES, "5")
+    monkeypatch.setenv(retry.RETRIES, "5")
     thing = Unreliable(failures)
-    assert patience.once(thing.find, thing.make) == answer
+    assert retry.find_or_create(thing.find, thing.make) == answer
     assert thing.made == 1
-    assert os.environ[patience.RETRIES] == "5"
-    assert patience.once(thing.find, thing.make) == "found"
+    assert os.environ[retry.RETRIES] == "5"
+    assert retry.find_or_create(thing.find, thing.make) == "found"
 
 
 def test_making_something_is_not_tried_for_ever(monkeypatch: pytest.MonkeyPatch):
     from mlflow.exceptions import MlflowException
 
-    monkeypatch.setenv(patience.RETRIES, "5")
+    monkeypatch.setenv(retry.RETRIES, "5")
     thing = Unreliable(["before"] * 9)
     with pytest.raises(MlflowException):
-        patience.once(thing.find, thing.make)
-    assert (len(thing.failures), thing.made) == (9 - patience.TRIES, 0)
+        retry.find_or_create(thing.find, thing.make)
+    assert (len(thing.failures), thing.made) == (9 - retry.TRIES, 0)
 
 
 def test_a_refusal_is_not_tried_again(monkeypatch: pytest.MonkeyPatch):
     from mlflow.exceptions import MlflowException
 
-    monkeypatch.delenv(patience.RETRIES, raising=False)
+    monkeypatch.delenv(retry.RETRIES, raising=False)
 
     tries: list[int] = []
 
@@ -185,9 +235,9 @@ def test_a_refusal_is_not_tried_again(monkeypatch: pytest.MonkeyPatch):
         raise MlflowException.invalid_parameter_value("no")
 
     with pytest.raises(MlflowException):
-        patience.once(lambda: None, refused)
+        retry.find_or_create(lambda: None, refused)
     assert len(tries) == 1
-    assert patience.RETRIES not in os.environ
+    assert retry.RETRIES not in os.environ
 
 
 @pytest.fixture
@@ -250,14 +300,14 @@ def test_what_mlflow_says_becomes_what_it_means(said: str, told: str, away: str)
     from mlflow.exceptions import MlflowException
 
     def fail() -> None:
-        with patience.one_line():
+        with retry.translate_errors():
             raise MlflowException(said)
 
     assert told in refusal(fail)
 
 
 def test_a_mistake_of_ours_is_not_blamed_on_the_server(away: str):
-    with pytest.raises(KeyError), patience.one_line():
+    with pytest.raises(KeyError), retry.translate_errors():
         raise KeyError("ours")
 
 
@@ -330,7 +380,7 @@ def test_the_run_of_the_train_step_becomes_the_tasks_run(plugin: Plugin, client:
         assert step.data.tags["csc.task_run"] == task.info.run_id
         assert not step.data.metrics
     assert tracked.versions() == [1, 2]
-    assert find_record(NAME, 2, tracking.run_key(second.card)) is not None
+    assert find_record(NAME, 2, runs.run_key(second.card)) is not None
 
 
 def test_a_retried_step_finds_its_task_again(plugin: Plugin, client: Any, tmp_path: Path):

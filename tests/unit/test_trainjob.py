@@ -18,7 +18,8 @@ from unittest.mock import MagicMock
 import pytest
 
 from csc.config.schema import Train
-from csc.distributed.trainjob import PATIENCE, Cluster, ClusterError, job_name, stage, train_job, train_on_nodes
+from csc.distributed.cluster import PATIENCE, Cluster, ClusterError
+from csc.distributed.trainjob import job_name, stage, train_job, train_on_nodes
 from csc.errors import BadConfig, BadData
 from csc.scenario import Task
 
@@ -133,7 +134,7 @@ def test_the_job_is_the_step_on_more_nodes(shared: Path):
     trainer, template = job["spec"]["trainer"], _node(job)
     assert job["spec"]["runtimeRef"] == {"name": "torch-distributed"}
     assert (trainer["image"], trainer["numNodes"], trainer["numProcPerNode"]) == ("registry/csc-train:1", 3, 2)
-    assert trainer["command"][-3:] == ["torch.distributed.run", "-m", "csc.distributed.group"]
+    assert trainer["command"][-3:] == ["torch.distributed.run", "-m", "csc.distributed.launch"]
     assert trainer["args"] == ["csc.steps.train:learn", str(shared / NAME / "arguments.json")]
     assert trainer["resourcesPerNode"] == task["resources"]
     assert trainer["env"] == [{"name": "PYTHONUNBUFFERED", "value": "1"}, *task["env"]]

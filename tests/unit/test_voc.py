@@ -7,9 +7,10 @@ import pytest
 from PIL import Image
 
 from csc.data.dataset import Dataset
-from csc.data.ingest.published import compare_with_published, published_counts
+from csc.data.ingest.published import differences, published_counts
 from csc.data.ingest.source import Source
 from csc.data.ingest.voc import VOC_CLASSES, ingest_voc2007
+from csc.data.ingest.writer import WriteOptions
 from csc.data.shards import ImageShards
 from csc.errors import BadData
 from tests.builders import VOC_TEST, VOC_TRAIN, contents, make_voc, picture, write_voc_xml, zipped
@@ -140,11 +141,11 @@ def test_the_record_of_the_source_names_files_and_no_place(tmp_path: Path) -> No
 def test_a_part_of_the_benchmark_is_told_apart_by_its_counts(tmp_path: Path) -> None:
     make_voc(tmp_path / "raw")
     dataset = ingest_voc2007(tmp_path / "raw", tmp_path / "out")
-    assert compare_with_published(dataset) == [
+    assert differences(dataset) == [
         "train: 6 images (published: 5,011)",
         "test: 4 images (published: 4,952)",
     ]
-    assert published_counts("no such kind") == {}
+    assert published_counts("") == {}
 
 
 def test_a_source_never_reads_outside_itself(tmp_path: Path) -> None:
@@ -174,7 +175,7 @@ def test_images_with_unusable_annotations_can_be_left_out_and_are_named(tmp_path
     write_voc_xml(voc, "000008", [("no such class", False)])
     with pytest.raises(BadData, match="000008"):
         ingest_voc2007(voc, tmp_path / "refused")
-    dataset = ingest_voc2007(voc, tmp_path / "out", skip_bad=True)
+    dataset = ingest_voc2007(voc, tmp_path / "out", options=WriteOptions(skip_bad=True))
     assert dataset.source["skipped"] == ["000008"]
     assert "000008" not in dataset.labels()["image_id"].to_pylist()
     assert dataset.splits["test"]["images"] == 3

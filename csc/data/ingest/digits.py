@@ -22,7 +22,7 @@ from PIL import Image
 from csc.data.dataset import SPLITS, Dataset
 from csc.data.ingest.repair import is_undamaged
 from csc.data.ingest.shards import Encoded, Listed
-from csc.data.ingest.writer import ALONE, Making, write_dataset
+from csc.data.ingest.writer import DEFAULTS, WriteOptions, write_dataset
 from csc.errors import BadConfig, BadData
 from csc.storage import exists, join
 
@@ -63,17 +63,17 @@ def ingest_digits(
     test: int = 1000,
     size: int = 48,
     seed: int = 0,
-    making: Making = ALONE,
+    options: WriteOptions = DEFAULTS,
 ) -> Dataset:
-    """Compose the data set and write it; one that is already there with the same source is only opened.
+    """Compose the data set and write it; an existing one with the same source is only opened.
 
     Args:
-        out: folder or `s3://` prefix to make.
+        out: folder or `s3://` prefix of the data set.
         train: number of training scenes.
         test: number of test scenes, made of handwriting that training never shows.
         size: side of a scene, in pixels.
         seed: of all random choices; the handwriting split and the co-occurrence of classes do not depend on it.
-        making: how many processes, and where to print how it goes.
+        options: how many processes, and where to print progress.
     """
     _check(train=train, test=test, size=size, seed=seed)
     source: dict[str, Any] = {
@@ -87,12 +87,12 @@ def ingest_digits(
     if exists(join(out, "dataset.json")):
         present = Dataset.open(os.fspath(out))
         if present.source != source:
-            raise BadData(f"{out}: already holds another data set; choose another --out or remove it")
+            raise BadData(f"{out}: already contains another data set; choose another --out or remove it")
         if is_undamaged(present):
             return present
     counts = dict(zip(SPLITS, (train, test), strict=True))
     listing = _listing(counts, seed)
-    return write_dataset(out, "digits", DIGIT_CLASSES, listing, _Scenes(size, seed), source, making=making)
+    return write_dataset(out, "digits", DIGIT_CLASSES, listing, _Scenes(size, seed), source, options=options)
 
 
 def _check(*, train: int, test: int, size: int, seed: int) -> None:
@@ -121,7 +121,7 @@ class _Scenes:
 
     def __call__(self, rows: Sequence[Listed]) -> Iterator[Encoded]:
         for row in rows:
-            image, _ = compose_scene(row.split, int(row.place), self.size, self.seed)
+            image, _ = compose_scene(row.split, int(row.file), self.size, self.seed)
             encoded = io.BytesIO()
             image.save(encoded, "JPEG", quality=JPEG_QUALITY)
             yield Encoded(encoded.getvalue(), self.size, self.size)
@@ -137,15 +137,15 @@ def compose_scene(split: str, index: int, size: int = 48, seed: int = 0) -> tupl
         height = size * rng.uniform(SMALLEST, LARGEST[len(classes) - 1])
         glyph = glyphs[pools[digit][rng.integers(len(pools[digit]))]]
         opacity = _ink(glyph, height, rng.uniform(-TILT, TILT))
-        box = _free_place(opacity.shape[1], opacity.shape[0], boxes, size, rng)
+        box = _free_box(opacity.shape[1], opacity.shape[0], boxes, size, rng)
         boxes.append(box)
-        _lay(opacity, canvas[box[1] : box[3], box[0] : box[2]], rng)
+        _paint(opacity, canvas[box[1] : box[3], box[0] : box[2]], rng)
     canvas += _grain(canvas.shape, rng)
     return _image(canvas), _names(classes)
 
 
 def _begin_scene(split: str, index: int, seed: int) -> tuple[np.random.Generator, Background, list[int]]:
-    """Draw the background of a scene and its digits; return them after what draws the rest."""
+    """Draw the background of a scene and its digits; return the generator for the rest, and both."""
     rng = np.random.default_rng([seed, SPLITS.index(split), index])
     return rng, _draw_background(rng), _draw_classes(rng)
 
@@ -246,8 +246,8 @@ def _ink(glyph: Image.Image, height: float, tilt: float) -> NDArray[np.int16]:
     return opacity
 
 
-def _free_place(width: int, height: int, taken: list[Box], size: int, rng: np.random.Generator) -> Box:
-    """Try some places; take the first that hardly overlaps the digits before, or the one that overlaps least."""
+def _free_box(width: int, height: int, taken: list[Box], size: int, rng: np.random.Generator) -> Box:
+    """Try some positions; take the first that hardly overlaps the digits before, or the one that overlaps least."""
     best, least = (0, 0, width, height), math.inf
     for across, down in rng.random((PLACEMENTS, 2)).tolist():
         left, top = int(across * (size - width + 1)), int(down * (size - height + 1))
@@ -269,7 +269,7 @@ def _overlap(one: Box, other: Box) -> float:
     return width * height / min((box[2] - box[0]) * (box[3] - box[1]) for box in (one, other))
 
 
-def _lay(opacity: NDArray[np.int16], below: NDArray[np.int16], rng: np.random.Generator) -> None:
+def _paint(opacity: NDArray[np.int16], below: NDArray[np.int16], rng: np.random.Generator) -> None:
     """Paint a digit over a part of the scene, in place."""
     mean = int(below.sum(dtype=np.int32)) // below.size
     colour = np.array(_contrasting_colour(mean, rng), np.int16)

@@ -1,13 +1,13 @@
-"""Where a data set grows until it is whole: finished shards and a record of each, so that a second try goes on.
+"""A data set that is being written, so that an interrupted ingest can be resumed.
 
-The shards go to their place in the target at once, the records to `partial/` beside them, and `dataset.json`, which
-makes all this a data set, comes last. Nothing is renamed: an object store cannot, and a folder may be a mount point.
+Finished shards go to `images/` at once and a record of each to `partial/`. `dataset.json`, which makes it a data set,
+comes last. The target folder is never renamed: an object store cannot, and a folder may be a mount point.
 
-A record names the key of its shard. Shards that were made from the same images in the same way are taken up, whatever
-ended the earlier try; all others are dropped. A try that ends before its first shard is finished leaves nothing.
+A record has the key of its shard. Shards with the same key, so of the same images written in the same way, are kept,
+whatever ended the earlier attempt; all others are deleted. An attempt that ends before its first shard leaves nothing.
 
-In a folder, who comes second waits. In an object store nobody can be kept waiting: who comes last with other work takes
-the place, and whoever had it stops.
+In a folder, a second process waits for a lock. An object store has no locks: there `partial/key` names the work that
+was started last, and an older one with another key stops.
 """
 
 import contextlib
@@ -22,10 +22,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TextIO
 
-from csc.data.ingest.shards import Images, Part, Shard, cut_short, is_whole, write_shard
+from csc.data.ingest.shards import Images, Part, Shard, has_sha256, resumable_error, write_shard
 from csc.errors import BadData, CscError
 from csc.storage import (
-    atomic_file,
     delete,
     exists,
     is_remote,
@@ -38,24 +37,23 @@ from csc.storage import (
     upload,
     writable,
     write_bytes,
-    write_json,
 )
 
-__all__ = ["Bucket", "Folder", "refuse_foreign", "unfinished"]
+__all__ = ["Output", "refuse_foreign", "resume"]
 
-_CARD, _MARK, _LOCK = "dataset.json", "partial/key", "partial/lock"
-_IN_PARTIAL = re.compile(r"lock|\.?\d{5,}\.json.*")
+_CARD, _KEY, _LOCK = "dataset.json", "partial/key", "partial/lock"
+_IN_PARTIAL = re.compile(r"lock|tmp-.*|\.?\d{5,}\.json.*")
 _OF_THE_DISK = "lost+found"  # every new ext4 volume has it
 
 
 def refuse_foreign(target: str | os.PathLike[str]) -> None:
-    """Refuse a target that holds something else than a data set, whole or begun."""
+    """Refuse a target that contains anything but a finished or unfinished data set."""
     if is_remote(target):
         names = {name for name, _ in list_below(os.fspath(target))}
-        strange = bool(names) and names.isdisjoint((_CARD, _MARK))
+        foreign = bool(names) and names.isdisjoint((_CARD, _KEY))
     else:
-        strange = _is_foreign(local_path(target))
-    if strange:
+        foreign = _is_foreign(local_path(target))
+    if foreign:
         raise BadData(f"{target}: exists and is not a data set; choose an empty or new folder for --out")
 
 
@@ -71,41 +69,43 @@ def _is_foreign(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def unfinished(
+def resume(
     target: str | os.PathLike[str], parts: Sequence[Part], key: str, stream: TextIO
-) -> Iterator[tuple["Folder | Bucket", dict[int, Shard]]]:
-    """Give the place where a data set grows, and the shards that an earlier try has finished there.
+) -> Iterator[tuple["Output", dict[int, Shard]]]:
+    """Yield the output, and the shards that an earlier attempt has finished there.
 
     Args:
-        target: of the data set.
+        target: folder or `s3://` prefix of the data set.
         parts: what its shards are made from.
-        key: stands for the whole data set.
-        stream: where to say that somebody else is at work.
+        key: hash of all that the data set is made from.
+        stream: where to say that this process waits for another.
     """
-    if is_remote(target):
-        bucket = Bucket(os.fspath(target).rstrip("/"), key)
-        with _nothing_left_of_nothing(bucket):
-            yield bucket, bucket.take_up(parts)
-        return
-    folder = Folder(local_path(target).absolute())
-    lock = folder.target / _LOCK
-    with parent_of(lock), _locked(lock, stream), _nothing_left_of_nothing(folder):
-        yield folder, folder.take_up(parts)
+    with contextlib.ExitStack() as stack:
+        if is_remote(target):
+            output = Output(os.fspath(target).rstrip("/"), key)
+        else:
+            output = Output(str(local_path(target).absolute()), key)
+            lock = Path(output.target, _LOCK)
+            stack.enter_context(parent_of(lock))
+            stack.enter_context(_locked(lock, stream))
+        stack.enter_context(drop_if_empty(output))
+        yield output, output.finished_shards(parts)
 
 
 @contextlib.contextmanager
-def _nothing_left_of_nothing(place: "Folder | Bucket") -> Iterator[None]:
+def drop_if_empty(output: "Output") -> Iterator[None]:
+    """If the block fails and there is no finished shard, remove the output."""
     try:
         yield
     except BaseException:
-        with contextlib.suppress(CscError):  # what went wrong first is what counts
-            if not place.has_finished():
-                place.drop()
+        with contextlib.suppress(CscError):  # the first error is the one to report
+            if not output.has_shards():
+                output.drop()
         raise
 
 
 def _locked(lock: Path, stream: TextIO) -> TextIO:
-    """Hold a lock until the returned file is closed."""
+    """Take a lock; closing the returned file releases it."""
     while True:
         with writable(lock), contextlib.suppress(FileNotFoundError):
             lock.parent.mkdir(parents=True, exist_ok=True)
@@ -118,183 +118,164 @@ def _locked(lock: Path, stream: TextIO) -> TextIO:
                 fcntl.flock(file, fcntl.LOCK_EX)
             if os.fstat(file.fileno()).st_nlink:
                 return file
-            file.close()  # whoever held it has finished and removed it
+            file.close()  # the process that held it has finished and removed it
 
 
 @dataclass(frozen=True)
-class Folder:
-    """Unfinished work on a local disk."""
-
-    target: Path
-
-    def _files(self, number: int) -> tuple[Path, Path]:
-        return self.target / f"images/{number:05d}.arrow", self.target / f"partial/{number:05d}.json"
-
-    def take_up(self, parts: Sequence[Part]) -> dict[int, Shard]:
-        """Return what is finished; drop all else."""
-        finished = {}
-        with writable(self.target):
-            for part in parts:
-                path, record = self._files(part.number)
-                shard = _read(str(record), part.key) if record.exists() else None
-                if shard and is_whole(path, shard.sha256):
-                    finished[part.number] = shard
-            if not exists(self.target / _CARD):  # nobody has finished it while we waited
-                self._clear(keep={self.target / _LOCK, *(file for number in finished for file in self._files(number))})
-                (self.target / "images").mkdir(exist_ok=True)
-        return finished
-
-    def _clear(self, keep: set[Path]) -> None:
-        for path in (*self.target.glob("images/*"), *self.target.glob("partial/*")):
-            if path.is_file() and path not in keep:
-                path.unlink()
-
-    def make(self, images: Images, part: Part) -> Shard:
-        """Make one shard and record it."""
-        path, record = self._files(part.number)
-        try:
-            with atomic_file(path) as aside:
-                shard = write_shard(aside, part.rows, images)
-            write_json(record, _recorded(shard, part))
-        except OSError as error:
-            raise cut_short(f"cannot write {path}: {error.strerror or error}") from None
-        return shard
-
-    def finish(self, complete: Callable[[Path], None]) -> None:
-        """Let `complete` add what lies beside the shards; then all of it is a data set."""
-        try:
-            complete(self.target)
-        except OSError as error:
-            raise cut_short(f"cannot write {self.target}: {error.strerror or error}") from None
-        self.drop()
-
-    def has_finished(self) -> bool:
-        """Whether there is a shard that another try can take up."""
-        return any(self.target.glob("partial/*.json"))
-
-    def drop(self) -> None:
-        """Leave nothing but a data set that is whole."""
-        if not exists(self.target / _CARD):
-            shutil.rmtree(self.target / "images", ignore_errors=True)
-        shutil.rmtree(self.target / "partial", ignore_errors=True)
-
-
-@dataclass(frozen=True)
-class Bucket:
-    """Unfinished work in an object store; the file `partial/key` tells whose it is."""
+class Output:
+    """An unfinished data set in a folder, whose lock this process holds, or in an object store."""
 
     target: str
     key: str
 
-    def _at(self, name: str) -> str:
-        return join(self.target, name)
-
-    def _names(self, number: int) -> tuple[str, str]:
-        return f"images/{number:05d}.arrow", f"partial/{number:05d}.json"
-
-    def _owner(self) -> str:
-        """The key of whoever is at work here; empty if nobody is."""
-        return read_bytes(self._at(_MARK)).decode() if exists(self._at(_MARK)) else ""
-
-    def take_up(self, parts: Sequence[Part]) -> dict[int, Shard]:
-        """Return what is finished; drop all else, unless another is at the same work and has not recorded it yet."""
-        others = self._owner() != self.key
-        if others:
-            write_bytes(self._at(_MARK), self.key.encode())  # from here on they stop
-        sizes, finished = dict(list_below(self.target)), dict[int, Shard]()
+    def finished_shards(self, parts: Sequence[Part]) -> dict[int, Shard]:
+        """Return the shards that can be kept; delete the others, unless another process may be writing them."""
+        alone = self._claim()
+        sizes, finished = self._sizes(), dict[int, Shard]()
         for part in parts:
-            name, record = self._names(part.number)
-            shard = _read(self._at(record), part.key) if record in sizes else None
-            if shard and sizes.get(name) == shard.bytes:
+            name, record = _names(part.number)
+            shard = _read(self._uri(record), part.key) if record in sizes else None
+            if shard and sizes.get(name) == shard.bytes and self._is_intact(name, shard):
                 finished[part.number] = shard
-        if others and _CARD not in sizes:
-            keep = {_MARK, *(name for number in finished for name in self._names(number))}
+        if alone and not exists(self._uri(_CARD)):  # else another process has finished it while this one waited
+            keep = {_KEY, _LOCK, *(name for number in finished for name in _names(number))}
             for name in sizes.keys() - keep:
-                if name.startswith(("images/", "partial/")):
-                    delete(self._at(name))
+                self._delete(name)
         return finished
 
     def make(self, images: Images, part: Part) -> Shard:
-        """Make one shard on the local disk, upload it and record it."""
-        with _on_local_disk() as folder:
+        """Write one shard and its record."""
+        with self._temporary_folder() as folder:
             path = folder / "shard.arrow"
             shard = write_shard(path, part.rows, images)
-            with _may_pass():
-                self._put(path, shard, part)
+            with _resumable():
+                name, record = _names(part.number)
+                if self._is_ours():
+                    self._move(path, name)
+                    write_bytes(self._uri(record), json.dumps({"key": part.key, **asdict(shard)}).encode())
+                elif not exists(self._uri(_CARD)):  # if there is one, `finish` compares
+                    raise self._taken()
         return shard
 
-    def _put(self, path: Path, shard: Shard, part: Part) -> None:
-        name, record = self._names(part.number)
-        if self._owner() == self.key:
-            upload(path, self._at(name))
-            write_bytes(self._at(record), json.dumps(_recorded(shard, part)).encode())
-        elif not exists(self._at(_CARD)):  # one that is finished may be the same: `finish` will tell
-            raise self._taken()
-
     def finish(self, complete: Callable[[Path], None]) -> None:
-        """Let `complete` make what lies beside the shards; upload it, the card of the data set last."""
-        with _on_local_disk() as folder, _may_pass():
+        """Add the files that `complete` writes, the card of the data set last."""
+        with self._temporary_folder() as folder, _resumable():
             (folder / "images").mkdir()
             complete(folder)
             card = folder / _CARD
             for path in (*(path for path in folder.rglob("*") if path.is_file() and path != card), card):
-                if self._owner() != self.key:
+                if not self._is_ours():
                     self._refuse_another(card)
                     break
-                upload(path, self._at(path.relative_to(folder).as_posix()))
-            self._delete("partial")
+                self._move(path, path.relative_to(folder).as_posix())
+            self._delete_folder("partial")
+
+    def has_shards(self) -> bool:
+        """Whether there is a finished shard."""
+        return any(name.startswith("partial/") and name.endswith(".json") for name in self._sizes())
+
+    def drop(self) -> None:
+        """Delete the unfinished data set; what another process has begun or finished meanwhile stays."""
+        if not is_remote(self.target) or self._owner() in ("", self.key):
+            if not exists(self._uri(_CARD)):
+                self._delete_folder("images")
+            self._delete_folder("partial")
+
+    def _uri(self, name: str) -> str:
+        return join(self.target, name)
+
+    def _claim(self) -> bool:
+        """Make the output ours; return whether nobody else works on it."""
+        if not is_remote(self.target):
+            with writable(Path(self.target)):
+                Path(self._uri("images")).mkdir(exist_ok=True)
+            return True
+        if self._owner() == self.key:
+            return False
+        write_bytes(self._uri(_KEY), self.key.encode())  # from here on the others stop
+        return True
+
+    def _owner(self) -> str:
+        """The key in the object store; empty if there is none."""
+        return read_bytes(self._uri(_KEY)).decode() if exists(self._uri(_KEY)) else ""
+
+    def _is_ours(self) -> bool:
+        return not is_remote(self.target) or self._owner() == self.key
+
+    def _sizes(self) -> dict[str, int]:
+        """Names and sizes of the files in `images/` and `partial/`."""
+        if is_remote(self.target):
+            return {name: size for name, size in list_below(self.target) if name.startswith(("images/", "partial/"))}
+        folder = Path(self.target)
+        paths = (*folder.glob("images/*"), *folder.glob("partial/*"))
+        return {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
+
+    def _is_intact(self, name: str, shard: Shard) -> bool:
+        """Whether a shard has its bytes; of one in an object store the size is enough."""
+        return is_remote(self.target) or has_sha256(Path(self._uri(name)), shard.sha256)
+
+    @contextlib.contextmanager
+    def _temporary_folder(self) -> Iterator[Path]:
+        """Yield a local folder; of a local target, on the same disk."""
+        parent = None if is_remote(self.target) else self._uri("partial")
+        try:
+            with tempfile.TemporaryDirectory(prefix="tmp-", dir=parent, ignore_cleanup_errors=True) as folder:
+                yield Path(folder)
+        except OSError as error:
+            where = error.filename or (self.target if parent else "a temporary file")
+            raise resumable_error(f"cannot write {where}: {error.strerror or error}") from None
+
+    def _move(self, path: Path, name: str) -> None:
+        if is_remote(self.target):
+            upload(path, self._uri(name))
+        else:
+            path.chmod(0o644)
+            path.replace(self._uri(name))
+
+    def _delete(self, name: str) -> None:
+        if is_remote(self.target):
+            delete(self._uri(name))
+            return
+        path = Path(self._uri(name))
+        with writable(path):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+    def _delete_folder(self, folder: str) -> None:
+        if not is_remote(self.target):
+            shutil.rmtree(self._uri(folder), ignore_errors=True)
+            return
+        for name, _ in list(list_below(self._uri(folder))):
+            delete(join(self.target, folder, name))
 
     def _refuse_another(self, card: Path) -> None:
-        """Accept what somebody else has finished here meanwhile only if it is the same data set."""
-        if not exists(self._at(_CARD)) or read_bytes(self._at(_CARD)) != card.read_bytes():
+        """Accept what another process has finished meanwhile only if it is the same data set."""
+        if not exists(self._uri(_CARD)) or read_bytes(self._uri(_CARD)) != card.read_bytes():
             raise self._taken()
 
     def _taken(self) -> CscError:
         return CscError(
-            f"{self.target}: another ingest, of other data or with other settings, has taken this place meanwhile; "
+            f"{self.target}: another ingest, of other data or with other settings, writes there too; "
             "choose another --out for one of the two"
         )
 
-    def has_finished(self) -> bool:
-        """Whether there is a shard that another try can take up."""
-        return any(name.endswith(".json") for name, _ in list_below(self._at("partial")))
 
-    def drop(self) -> None:
-        """Leave nothing; what somebody else has begun or finished meanwhile is not ours to touch."""
-        if self._owner() in ("", self.key):
-            if not exists(self._at(_CARD)):
-                self._delete("images")
-            self._delete("partial")
-
-    def _delete(self, folder: str) -> None:
-        for name, _ in list(list_below(self._at(folder))):
-            delete(join(self.target, folder, name))
+def _names(number: int) -> tuple[str, str]:
+    return f"images/{number:05d}.arrow", f"partial/{number:05d}.json"
 
 
 @contextlib.contextmanager
-def _on_local_disk() -> Iterator[Path]:
-    """Give a folder for what will be uploaded."""
-    try:
-        with tempfile.TemporaryDirectory(prefix="csc-") as folder:
-            yield Path(folder)
-    except OSError as error:
-        raise cut_short(f"cannot write {error.filename or 'a temporary file'}: {error.strerror or error}") from None
-
-
-@contextlib.contextmanager
-def _may_pass() -> Iterator[None]:
+def _resumable() -> Iterator[None]:
     try:
         yield
     except BadData as error:
-        raise cut_short(error) from None
-
-
-def _recorded(shard: Shard, part: Part) -> dict[str, object]:
-    return {"key": part.key, **asdict(shard)}
+        raise resumable_error(error) from None
 
 
 def _read(record: str, key: str) -> Shard | None:
-    """The shard that a record tells of; none if it is of another key or was not written whole."""
+    """The shard of a record; none if it has another key or the record is incomplete."""
     try:
         content = read_json(record)
         return Shard(**content) if content.pop("key") == key else None

@@ -1,7 +1,7 @@
-"""Image shards: what a reader lists becomes Arrow files of a fixed number of images.
+"""Image shards: Arrow files with a fixed number of images each, written from a listing.
 
-The listing alone tells the shard and row of every image, so that each shard is made by itself, whoever makes it. One
-record batch of images is held at a time.
+The listing alone decides the shard and row of every image, so any process can write any shard. One record batch of
+images is in memory at a time.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from PIL import Image, UnidentifiedImageError
 
 from csc.data.ingest.source import DamagedFile, Source
 from csc.errors import BadData, CscError, Unavailable
-from csc.storage import absolute, is_remote, sha256_file
+from csc.storage import absolute, sha256_file
 
 __all__ = [
     "BrokenImage",
@@ -29,27 +29,30 @@ __all__ = [
     "Part",
     "Shard",
     "SourceImages",
-    "cut_short",
-    "in_parts",
-    "is_whole",
+    "checked_jpeg",
+    "has_sha256",
     "read_ahead",
+    "resumable_error",
     "scaled_down",
+    "split_listing",
     "write_shard",
 ]
 
-JPEG_QUALITY = 90  # of images that are made smaller
+# Formats that are decoded: Pillow knows others that start programs, such as Ghostscript for EPS.
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")
+JPEG_QUALITY = 90  # of images that are scaled down
 BATCH_ROWS = 256
 BATCH_BYTES = 64 << 20  # a batch of large images has fewer rows
 READERS = 16  # requests to an object store at a time, for each worker
 
 _SCHEMA = pa.schema([("image_id", pa.string()), ("jpeg", pa.binary()), ("width", pa.int32()), ("height", pa.int32())])
 _REMEDY = "replace the file, or leave out images that cannot be used with --skip-bad"
-_Asked = TypeVar("_Asked")
+_Item = TypeVar("_Item")
 _Read = TypeVar("_Read")
 
 
 class BrokenImage(BadData):
-    """An image file that is there and can be read, and is no whole image."""
+    """An image file that can be read but not decoded."""
 
 
 class Listed(NamedTuple):
@@ -59,15 +62,15 @@ class Listed(NamedTuple):
         image_id: unique within the data set.
         split: `train` or `test`.
         labels: classes with at least one ordinary object.
-        difficult: classes present only as objects that the benchmark sets apart (VOC difficult, COCO crowd).
-        place: name of its file in the source, or whatever else tells `Images` how to get it.
+        difficult: classes present only as objects that the benchmark treats specially (VOC difficult, COCO crowd).
+        file: name in the source, or another text by which `Images` finds the image.
     """
 
     image_id: str
     split: str
     labels: tuple[str, ...]
     difficult: tuple[str, ...]
-    place: str
+    file: str
 
 
 class Encoded(NamedTuple):
@@ -78,7 +81,7 @@ class Encoded(NamedTuple):
     height: int
 
 
-Images = Callable[[Sequence[Listed]], Iterable[Encoded]]  # gives the images of a part of the listing, one by one
+Images = Callable[[Sequence[Listed]], Iterable[Encoded]]  # reads the images of some rows, one by one
 
 
 class Part(NamedTuple):
@@ -87,7 +90,7 @@ class Part(NamedTuple):
     Attributes:
         number: of the shard.
         rows: its images.
-        key: stands for all that the bytes of the shard depend on.
+        key: hash of all that the bytes of the shard depend on.
     """
 
     number: int
@@ -95,18 +98,17 @@ class Part(NamedTuple):
     key: str = ""
 
 
-def in_parts(
+def split_listing(
     listing: Sequence[Listed], shard_rows: int, key: Callable[[Sequence[Listed]], str] = lambda rows: ""
 ) -> list[Part]:
-    """Cut a listing into the parts that become shards."""
-    starts = range(0, len(listing), shard_rows)
-    cuts = (listing[start : start + shard_rows] for start in starts)
-    return [Part(number, rows, key(rows)) for number, rows in enumerate(cuts)]
+    """Split a listing into the parts that become shards."""
+    parts = (listing[start : start + shard_rows] for start in range(0, len(listing), shard_rows))
+    return [Part(number, rows, key(rows)) for number, rows in enumerate(parts)]
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A finished shard: its file, and the SHA-256 of each of its images."""
+    """A finished shard: size and SHA-256 of its file, and the SHA-256 of each of its images."""
 
     rows: int
     bytes: int
@@ -114,18 +116,18 @@ class Shard:
     contents: list[str]
 
 
-def cut_short(reason: object) -> CscError:
-    """The error for work that was stopped by something that may pass: a store, a disk, a lost process."""
+def resumable_error(reason: object) -> CscError:
+    """The error for work stopped by a store, a disk or a lost process: the same command resumes it."""
     kind = type(reason) if isinstance(reason, Unavailable) else CscError
     return kind(f"{reason}; what is finished is kept, the same command goes on from there")
 
 
 class SourceImages:
-    """The images of a source as JPEG, each decoded once to be sure of it.
+    """The images of a source as JPEG, each decoded once as a check.
 
     Args:
         files: the source; a worker process opens it again.
-        short_side: images with a longer short side are scaled down to it, all others kept as they are.
+        short_side: images with a longer short side are scaled down to it.
     """
 
     def __init__(self, files: Source, short_side: int | None = None) -> None:
@@ -133,7 +135,7 @@ class SourceImages:
 
     @property
     def record(self) -> dict[str, Any]:
-        """What the record of the source says of images that were made smaller."""
+        """What the record of the source says of scaled images."""
         return {} if self.short_side is None else {"short_side": self.short_side, "jpeg_quality": JPEG_QUALITY}
 
     def __call__(self, rows: Sequence[Listed]) -> Iterator[Encoded]:
@@ -141,25 +143,25 @@ class SourceImages:
         return _ahead(self._image, rows, self.files)
 
     def broken(self, rows: Sequence[Listed]) -> dict[str, str]:
-        """The ids of images that cannot be used, each with what is wrong."""
+        """The ids of images that cannot be used, each with the reason."""
         reasons = _ahead(self._why_broken, rows, self.files)
         return {row.image_id: reason for row, reason in zip(rows, reasons, strict=True) if reason}
 
     def state(self, rows: Sequence[Listed]) -> str:
-        """Stand for the images of some rows without reading them."""
-        versions = [self.files.version(row.place) for row in rows]
+        """A hash that changes with the images of some rows, without reading them."""
+        versions = [self.files.version(row.file) for row in rows]
         return hashlib.sha256(json.dumps([absolute(self.files.path), self.record, versions]).encode()).hexdigest()
 
     def _image(self, row: Listed) -> Encoded:
         try:
-            content = self.files.read(row.place)
+            content = self.files.read(row.file)
         except DamagedFile as error:
             raise BrokenImage(str(error)) from None
         except BadData as error:
-            if is_remote(self.files.path):
-                raise cut_short(error) from None
+            if self.files.is_remote:
+                raise resumable_error(error) from None
             raise
-        image = Encoded(*checked_jpeg(content, self.files.where(row.place)))
+        image = Encoded(*checked_jpeg(content, self.files.where(row.file)))
         if self.short_side is not None and min(image.width, image.height) > self.short_side:
             return scaled_down(content, self.short_side)
         return image
@@ -168,23 +170,23 @@ class SourceImages:
         try:
             self._image(row)
         except BrokenImage as error:
-            return str(error).rpartition("; ")[0]  # without what to do about it
+            return str(error).rpartition("; ")[0]  # without the remedy
         return ""
 
 
 def read_ahead(files: Source, names: Sequence[str]) -> Iterator[bytes]:
-    """The content of one file after the other."""
+    """The contents of some files, in order."""
     return _ahead(files.read, names, files)
 
 
-def _ahead(read: Callable[[_Asked], _Read], asked: Sequence[_Asked], files: Source) -> Iterator[_Read]:
-    """Read one thing after the other; an object store is asked for several at a time."""
-    if not is_remote(files.path):
-        yield from map(read, asked)
+def _ahead(read: Callable[[_Item], _Read], items: Sequence[_Item], files: Source) -> Iterator[_Read]:
+    """Call `read` for each item in order; with an object store, several at a time."""
+    if not files.is_remote:
+        yield from map(read, items)
         return
     with ThreadPoolExecutor(READERS) as readers:
-        for first in range(0, len(asked), READERS):
-            yield from readers.map(read, asked[first : first + READERS])
+        for first in range(0, len(items), READERS):
+            yield from readers.map(read, items[first : first + READERS])
 
 
 def checked_jpeg(content: bytes, where: str) -> tuple[bytes, int, int]:
@@ -195,26 +197,26 @@ def checked_jpeg(content: bytes, where: str) -> tuple[bytes, int, int]:
         where: how an error names the image.
     """
     try:
-        with Image.open(io.BytesIO(content)) as image:
+        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
             width, height = image.size
             if image.format == "JPEG":
-                image.draft("RGB", (1, 1))  # reads every byte, skips most of the arithmetic
+                image.draft("RGB", (1, 1))  # reads every byte and skips most of the arithmetic
                 image.load()
                 return content, width, height
             encoded = io.BytesIO()
             _rgb(image).save(encoded, "JPEG", quality=95)
             return encoded.getvalue(), width, height
     except UnidentifiedImageError:
-        raise BrokenImage(f"{where}: broken image (no known format); {_REMEDY}") from None
+        raise BrokenImage(f"{where}: broken image (not {', '.join(FORMATS)}); {_REMEDY}") from None
     except MemoryError:
         raise
-    except Exception as error:  # decoders of rare formats raise whatever comes their way
+    except Exception as error:  # decoders raise errors of any class
         reason = " ".join(str(error).split()) or type(error).__name__
         raise BrokenImage(f"{where}: broken image ({reason}); {_REMEDY}") from None
 
 
 def _rgb(image: Image.Image) -> Image.Image:
-    """An image with 8 bits to a colour; of grey in 16 bits, which Pillow alone would turn white, the upper ones."""
+    """Convert to 8-bit RGB; of 16-bit grey, which Pillow would turn white, the upper 8 bits are kept."""
     if image.mode.startswith("I;16"):
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):
@@ -224,10 +226,10 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 def scaled_down(content: bytes, short_side: int) -> Encoded:
     """Scale an image down until its short side has the given length."""
-    with Image.open(io.BytesIO(content)) as image:
+    with Image.open(io.BytesIO(content), formats=FORMATS) as image:
         scale = short_side / min(image.size)
         width, height = (max(short_side, round(side * scale)) for side in image.size)
-        image.draft("RGB", (2 * width, 2 * height))  # a JPEG is decoded no larger than the filter below makes use of
+        image.draft("RGB", (2 * width, 2 * height))  # decodes a JPEG no larger than the filter below needs
         small = _rgb(image).resize((width, height), Image.Resampling.LANCZOS)
     encoded = io.BytesIO()
     small.save(encoded, "JPEG", quality=JPEG_QUALITY)
@@ -249,8 +251,8 @@ def write_shard(path: Path, rows: Sequence[Listed], images: Images) -> Shard:
     return Shard(len(rows), path.stat().st_size, sha256_file(path), contents)
 
 
-def is_whole(path: Path, sha256: str) -> bool:
-    """Whether there is a file of these bytes, and one that can be read."""
+def has_sha256(path: Path, sha256: str) -> bool:
+    """Whether there is a readable file with this content."""
     try:
         return sha256_file(path) == sha256
     except OSError:

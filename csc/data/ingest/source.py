@@ -1,39 +1,38 @@
-"""Where raw data lies: a folder, a zip file or a folder of zip files, here or in a bucket, read without unpacking."""
+"""Raw data to ingest: a folder, a zip file or a folder of zip files, local or in a bucket, read without unpacking."""
 
+import contextlib
+import hashlib
 import os
-import struct
 import zipfile
 import zlib
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
+from csc.data.cache import NodeCache
 from csc.errors import BadData
-from csc.storage import is_remote, join, list_below, local_path, open_remote, read_bytes, versions_below
+from csc.storage import is_remote, join, list_below, local_path, read_bytes, version_of, versions_below
 
 __all__ = ["DamagedFile", "Source"]
 
 _ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError)
 _TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 _ARCHIVES = (".zip", *_TARS)
-_HEADER = 30
-_ENCRYPTED = 1
 
 
 class DamagedFile(BadData):
-    """A file in a zip whose bytes are not those that were packed; reading it again will not help."""
+    """A zip member whose bytes do not match its checksum; reading it again will not help."""
 
 
 class Source:
-    """A folder or a zip file; names inside are relative, with forward slashes, and never lead out of it.
+    """A folder or a zip file; names inside are relative, with forward slashes, and cannot point outside.
 
     A local folder with zip files and no folders, as a download leaves it, is read as if they were unpacked there.
 
-    In a bucket, an address that ends in `.zip` is a zip file, read by ranges; any other is a prefix, listed once and
-    only if somebody asks what there is. Threads may share a source. Another process needs one of its own, opened there
-    or pickled; for a bucket that costs a few requests.
+    In a bucket, an address that ends in `.zip` is a zip file, copied to the cache of this node first; any other is a
+    prefix, listed once and only when a listing is needed. Threads may share a source; pickling it for another process
+    sends only its address.
     """
 
     def __init__(self, uri: str | os.PathLike[str]) -> None:
@@ -49,6 +48,11 @@ class Source:
 
     def __reduce__(self) -> tuple[type["Source"], tuple[str]]:
         return Source, (str(self.path),)
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether each read is a request to an object store."""
+        return isinstance(self._files, _Prefix)
 
     def names(self, folder: str | PurePosixPath = "") -> frozenset[str]:
         """The names of the files directly in a folder; empty when there is no such folder."""
@@ -67,7 +71,7 @@ class Source:
         """The content of one file."""
         path = PurePosixPath(name)
         try:
-            if _leads_out(path):
+            if _points_outside(path):
                 raise FileNotFoundError
             return self._files.read(path)
         except FileNotFoundError:
@@ -78,11 +82,11 @@ class Source:
             raise DamagedFile(f"{self.where(path)}: not readable ({error}); copy or download it again") from None
 
     def version(self, name: str | PurePosixPath) -> tuple[int, int | str]:
-        """What changes with the content of a file: its size, and its time of change, checksum or ETag."""
+        """Size, and modification time, checksum or ETag of a file: differs when the content has changed."""
         return self._files.version(PurePosixPath(name))
 
     def still_packed(self) -> str:
-        """What to add when something is not found: archives that lie here and are not looked into."""
+        """Text for a "not found" error that names archives which are not looked into."""
         found = sorted(name for name in self.names() if name.lower().endswith(_ARCHIVES))
         return f" (unpack {', '.join(found)} here first)" if found else ""
 
@@ -94,21 +98,21 @@ class Source:
     def _list(self, folder: PurePosixPath) -> "_Listing":
         if folder not in self._listings:
             try:
-                self._listings[folder] = _Listing() if _leads_out(folder) else self._files.list(folder)
+                self._listings[folder] = _Listing() if _points_outside(folder) else self._files.list(folder)
             except (OSError, ValueError) as error:
                 raise BadData(f"{self.where(folder)}: not readable ({error}); expected a folder you may read") from None
         return self._listings[folder]
 
 
 class _Listing(NamedTuple):
-    """What lies directly in one folder."""
+    """The names directly in one folder."""
 
     files: frozenset[str] = frozenset()
     folders: frozenset[str] = frozenset()
 
 
 class _Files(Protocol):
-    """Files by relative path; one that is not there is a FileNotFoundError, a folder that is not there is empty."""
+    """Files by relative path; a missing file is a FileNotFoundError, a missing folder is empty."""
 
     def read(self, path: PurePosixPath) -> bytes: ...
 
@@ -138,107 +142,42 @@ class _Folder:
     def list(self, folder: PurePosixPath) -> _Listing:
         files: set[str] = set()
         folders: set[str] = set()
-        try:
-            with os.scandir(self._root / folder) as entries:
-                for entry in entries:
-                    (folders if entry.is_dir() else files).add(entry.name)
-        except (FileNotFoundError, NotADirectoryError):
-            pass
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(self._root / folder) as entries:
+            for entry in entries:
+                (folders if entry.is_dir() else files).add(entry.name)
         return _Listing(frozenset(files), frozenset(folders))
 
     def close(self) -> None: ...
 
 
-class _Zip:
-    """The members of a zip file; threads that read wait for each other."""
+class _Zips:
+    """The members of one or several local zip files; of a name that several have, the first counts."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        try:
-            self._zip = zipfile.ZipFile(file)
-        except BaseException:
-            file.close()
-            raise
-        self._members = {PurePosixPath(info.filename): info for info in self._zip.infolist() if not info.is_dir()}
+    def __init__(self, archives: Sequence[zipfile.ZipFile]) -> None:
+        self._archives = archives
+        self._members: dict[PurePosixPath, tuple[zipfile.ZipFile, zipfile.ZipInfo]] = {}
+        for archive in archives:
+            for member in archive.infolist():
+                if not member.is_dir():
+                    self._members.setdefault(PurePosixPath(member.filename), (archive, member))
         self._listings = _listings(self._members)
 
     def read(self, path: PurePosixPath) -> bytes:
         if path not in self._members:
             raise FileNotFoundError
-        return self._content(self._members[path])
+        archive, member = self._members[path]
+        return archive.read(member)
 
     def version(self, path: PurePosixPath) -> tuple[int, int]:
-        return self._members[path].file_size, self._members[path].CRC
-
-    def _content(self, member: zipfile.ZipInfo) -> bytes:
-        return self._zip.read(member)
+        _, member = self._members[path]
+        return member.file_size, member.CRC
 
     def list(self, folder: PurePosixPath) -> _Listing:
         return self._listings.get(folder, _Listing())
 
     def close(self) -> None:
-        self._zip.close()
-        self._file.close()
-
-
-class _RemoteZip(_Zip):
-    """The members of a zip file in a bucket: each is one request, and threads do not wait for each other."""
-
-    def __init__(self, uri: str) -> None:
-        self._object = open_remote(uri)
-        super().__init__(self._object)
-        starts = sorted([*(member.header_offset for member in self._zip.infolist()), self._zip.start_dir])
-        self._ends = dict(pairwise(starts))
-
-    def _content(self, member: zipfile.ZipInfo) -> bytes:
-        if member.flag_bits & _ENCRYPTED or member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            return super()._content(member)
-        start = member.header_offset
-        return _unpacked(member, self._object.read_at(start, self._ends[start]))
-
-
-def _unpacked(member: zipfile.ZipInfo, content: bytes) -> bytes:
-    """Decode one member from its bytes in the zip file: a header of 30 bytes, name, extra field, data."""
-    if content[:4] != b"PK\x03\x04" or len(content) < _HEADER:
-        raise zipfile.BadZipFile("no header of a file where one should be")
-    name, extra = struct.unpack_from("<HH", content, _HEADER - 4)
-    start = _HEADER + name + extra
-    data = content[start : start + member.compress_size]
-    if member.compress_type == zipfile.ZIP_DEFLATED:
-        data = zlib.decompress(data, -zlib.MAX_WBITS)
-    if (len(data), zlib.crc32(data)) != (member.file_size, member.CRC):
-        raise zipfile.BadZipFile("wrong checksum")
-    return data
-
-
-class _Together:
-    """Several zip files as one."""
-
-    def __init__(self, zips: Sequence[_Zip]) -> None:
-        self._zips = zips
-
-    def _holding(self, path: PurePosixPath) -> _Zip:
-        for one in self._zips:
-            if path.name in one.list(path.parent).files:
-                return one
-        raise FileNotFoundError
-
-    def read(self, path: PurePosixPath) -> bytes:
-        return self._holding(path).read(path)
-
-    def version(self, path: PurePosixPath) -> tuple[int, int]:
-        return self._holding(path).version(path)
-
-    def list(self, folder: PurePosixPath) -> _Listing:
-        listings = [one.list(folder) for one in self._zips]
-        return _Listing(
-            frozenset().union(*(listing.files for listing in listings)),
-            frozenset().union(*(listing.folders for listing in listings)),
-        )
-
-    def close(self) -> None:
-        for one in self._zips:
-            one.close()
+        for archive in self._archives:
+            archive.close()
 
 
 class _Prefix:
@@ -269,53 +208,64 @@ class _Prefix:
     def close(self) -> None: ...
 
 
-def _opened(place: Path | str) -> _Files:
-    """Tell a folder from a zip file; refuse what is neither."""
-    name = str(place).lower()
-    if isinstance(place, Path) and place.is_dir():
-        return _opened_folder(place)
-    if isinstance(place, Path) and not place.exists():
-        raise _missing(place)
+def _opened(path: Path | str) -> _Files:
+    """Open a folder, a zip file or, given as text, an address in a bucket."""
+    name = str(path).lower()
+    if isinstance(path, Path) and path.is_dir():
+        return _opened_folder(path)
+    if isinstance(path, Path) and not path.exists():
+        raise _missing(path)
     if name.endswith(_TARS):
-        raise BadData(f"{place}: tar files are not read; unpack all of the set into one folder and give that")
-    if isinstance(place, str) and not name.endswith(".zip"):
-        return _Prefix(place)
-    return _opened_zip(place)
+        raise BadData(f"{path}: tar files are not read; unpack all of the set into one folder and give that")
+    if isinstance(path, Path):
+        return _Zips([_opened_zip(path, path)])
+    return _Zips([_opened_copy(path)]) if name.endswith(".zip") else _Prefix(path)
 
 
-def _opened_folder(place: Path) -> _Files:
-    folder = _Folder(place)
+def _opened_folder(path: Path) -> _Files:
+    folder = _Folder(path)
     try:
         files, folders = folder.list(PurePosixPath())
     except OSError as error:
-        raise BadData(f"{place}: not readable ({error}); expected a folder you may read") from None
-    zips = sorted(name for name in files if name.lower().endswith(".zip"))
-    return _Together([_opened_zip(place / name) for name in zips]) if zips and not _visible(folders) else folder
+        raise BadData(f"{path}: not readable ({error}); expected a folder you may read") from None
+    zips = [path / name for name in sorted(files) if name.lower().endswith(".zip")]
+    return _Zips([_opened_zip(file, file) for file in zips]) if zips and not _visible(folders) else folder
 
 
-def _opened_zip(place: Path | str) -> _Zip:
+def _opened_zip(file: Path, named: Path | str) -> zipfile.ZipFile:
     try:
-        return _RemoteZip(place) if isinstance(place, str) else _Zip(place.open("rb"))
+        return zipfile.ZipFile(file)
     except (OSError, *_ZIP_ERRORS) as error:
         raise BadData(
-            f"{place}: not readable as a zip file ({error}); give a whole zip or an unpacked folder"
+            f"{named}: not readable as a zip file ({error}); give a whole zip or an unpacked folder"
         ) from None
 
 
-def _missing(place: Path | str) -> BadData:
-    return BadData(f"{place}: no such folder or zip file; give the one that holds the images and annotations")
+def _opened_copy(uri: str) -> zipfile.ZipFile:
+    """Open a zip file of a bucket from the cache of this node; it is copied there unless this version is there."""
+    size, tag = version_of(uri)
+    key = hashlib.sha256(f"{uri} {tag}".encode()).hexdigest()
+    cache = NodeCache.of_this_node()
+    if not (cache.root / key).exists():
+        print(f"copying {uri} ({size / 1e9:.1f} GB) to {cache.root}", flush=True)
+    with cache.fetched(uri, key, size, "give a whole zip", verify=False) as file:
+        return _opened_zip(file, uri)
+
+
+def _missing(path: Path | str) -> BadData:
+    return BadData(f"{path}: no such folder or zip file; give the one that has the images and annotations")
 
 
 def _visible(folders: Iterable[str]) -> frozenset[str]:
     return frozenset(name for name in folders if not name.startswith((".", "__MACOSX")))
 
 
-def _leads_out(path: PurePosixPath) -> bool:
+def _points_outside(path: PurePosixPath) -> bool:
     return path.is_absolute() or ".." in path.parts
 
 
 def _listings(members: Iterable[PurePosixPath]) -> dict[PurePosixPath, _Listing]:
-    """Sort files into their folders."""
+    """Group files by folder."""
     files: dict[PurePosixPath, set[str]] = {}
     folders: dict[PurePosixPath, set[str]] = {}
     for path in members:

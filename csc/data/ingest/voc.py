@@ -5,7 +5,7 @@
     VOCdevkit/VOC2007/JPEGImages/<id>.jpg
 
 A class is a label of an image when at least one object of it is not flagged `difficult`. A class with difficult objects
-only is set apart: it is neither a label nor a reason for the image to belong to the task of that class.
+only is neither a label nor a reason for the image to belong to the task of that class.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from csc.data.dataset import Dataset
 from csc.data.ingest.shards import Listed, SourceImages, read_ahead
 from csc.data.ingest.skip import without_broken
 from csc.data.ingest.source import Source
-from csc.data.ingest.writer import ALONE, Making, write_dataset
+from csc.data.ingest.writer import DEFAULTS, WriteOptions, write_dataset
 from csc.errors import BadData
 
 __all__ = ["VOC_CLASSES", "ingest_voc2007"]
@@ -32,25 +32,17 @@ _LAYOUT = {"Annotations", "ImageSets", "JPEGImages"}
 
 
 def ingest_voc2007(
-    source: str | os.PathLike[str],
-    out: str | os.PathLike[str],
-    *,
-    skip_bad: bool = False,
-    short_side: int | None = None,
-    making: Making = ALONE,
+    source: str | os.PathLike[str], out: str | os.PathLike[str], options: WriteOptions = DEFAULTS
 ) -> Dataset:
     """Write PASCAL VOC 2007 as the data set `voc`.
 
-    Lists and annotations are checked as a whole before anything is written; images are then read one by one.
-    The width and height of an image are those of the JPEG; what the XML says of them is not read.
+    All lists and annotations are checked before anything is written; images are then read one by one.
+    The width and height of an image are those of the JPEG; the XML's are not read.
 
     Args:
-        source: folder, zip or `s3://` place that is, or holds, `VOCdevkit` or `VOC2007`.
+        source: folder, zip or `s3://` address that is, or contains, `VOCdevkit` or `VOC2007`.
         out: folder or `s3://` prefix of the data set.
-        skip_bad: leave out images that are broken or whose annotation cannot be used instead of stopping at the first;
-            the record of the source then names them.
-        short_side: scale images down to this short side; the record of the source then says so.
-        making: how many processes, and where to print how it goes.
+        options: how it is written; `skip_bad` also leaves out images with unusable annotations.
     """
     with Source(source) as files:
         root = _root(files)
@@ -62,10 +54,10 @@ def ingest_voc2007(
                 f"{files.where(lists['test'])}: image '{twice[0]}' is in trainval.txt too; "
                 "an image belongs to one of the two"
             )
-        listing, digest, skipped = _read_annotations(files, root, ids, skip_bad)
-        images = SourceImages(files, short_side)
-        if skip_bad:
-            listing, broken = without_broken(listing, images, making)
+        listing, digest, skipped = _read_annotations(files, root, ids, options.skip_bad)
+        images = SourceImages(files, options.short_side)
+        if options.skip_bad:
+            listing, broken = without_broken(listing, images, options)
             skipped = sorted({*skipped, *broken})
         record = {
             "kind": "voc2007",
@@ -74,7 +66,7 @@ def ingest_voc2007(
             **({"skipped": skipped} if skipped else {}),
             **images.record,
         }
-        return write_dataset(out, "voc", VOC_CLASSES, listing, images, record, state=images.state, making=making)
+        return write_dataset(out, "voc", VOC_CLASSES, listing, images, record, state=images.state, options=options)
 
 
 def _root(files: Source) -> PurePosixPath:

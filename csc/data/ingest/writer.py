@@ -1,7 +1,7 @@
-"""Writing a data set from a listing of its images: shards, the label table and `dataset.json`.
+"""Write a data set from a listing of its images: shards, the label table and `dataset.json`.
 
-Everything that the listing alone can tell is checked before the first image is read. The shards are then made by any
-number of workers, and taken up where an earlier try stopped; the result depends on neither.
+The listing is checked before the first image is read. The shards are then written by any number of workers, and
+resumed where an earlier attempt stopped; the result depends on neither.
 """
 
 import functools
@@ -21,40 +21,44 @@ import pyarrow.parquet as pq
 
 from csc.data.columns import LABELS
 from csc.data.dataset import SPLITS, Dataset
-from csc.data.ingest.repair import mend
-from csc.data.ingest.resume import refuse_foreign, unfinished
-from csc.data.ingest.shards import Images, Listed, Part, Shard, in_parts
+from csc.data.ingest.repair import repair
+from csc.data.ingest.resume import refuse_foreign, resume
+from csc.data.ingest.shards import Images, Listed, Part, Shard, split_listing
 from csc.data.ingest.workers import for_each_part
 from csc.data.progress import Bar
 from csc.errors import BadData, Unavailable
 from csc.storage import exists, join, write_json
 
-__all__ = ["ALONE", "Making", "label_table", "write_dataset"]
+__all__ = ["DEFAULTS", "WriteOptions", "label_table", "write_dataset"]
 
 SHARD_ROWS = 1024
 
 
 @dataclass(frozen=True)
-class Making:
-    """How a data set is made; nothing of it changes the fingerprint.
+class WriteOptions:
+    """How a data set is written; only the last two change its content.
 
     Attributes:
-        workers: processes that make shards.
-        progress: where to print how it goes; nowhere if not given.
+        workers: processes that write shards.
+        progress: where to print progress; nowhere if not given.
         shard_rows: images in a shard.
+        skip_bad: leave out broken images instead of stopping at the first; the record of the source names them.
+        short_side: scale images down to this short side; the record of the source says so.
     """
 
     workers: int = 1
     progress: TextIO | None = None
     shard_rows: int = SHARD_ROWS
+    skip_bad: bool = False
+    short_side: int | None = None
 
     @property
     def stream(self) -> TextIO:
-        """Where to print; what nobody wants to see goes nowhere."""
+        """Where to print."""
         return self.progress or io.StringIO()
 
 
-ALONE = Making()
+DEFAULTS = WriteOptions()
 
 
 def write_dataset(
@@ -67,43 +71,41 @@ def write_dataset(
     *,
     difficult_is_member: bool = False,
     state: Callable[[Sequence[Listed]], str] | None = None,
-    making: Making = ALONE,
+    options: WriteOptions = DEFAULTS,
 ) -> Dataset:
-    """Make a data set and open it; one that is there already is compared, image by image, and left alone if equal.
-
-    Shards of it that are missing or damaged are made anew.
+    """Write a data set and open it; an existing one is compared with the source, image by image, and repaired.
 
     The fingerprint covers classes, labels and image bytes, so equal fingerprints mean equal data.
 
     Args:
-        out: folder or `s3://` prefix; one that holds another data set is never overwritten.
+        out: folder or `s3://` prefix; another data set there is never overwritten.
         name: of the data set, as scenarios use it.
         classes: all class names, in any order.
         listing: train images first, then test images, each by rising id.
-        images: where the bytes of the listed images come from; goes to worker processes.
+        images: reads the listed images; goes to worker processes.
         source: where the data came from and what was done to it, for the record.
         difficult_is_member: whether a class in `difficult` makes an image part of that class's task.
-        state: stands for what `images` will give for some rows, so that shards of an earlier try are taken up only if
-            it would be the same again; `source` stands for it if not given.
-        making: how it is done.
+        state: hash of what `images` will give for some rows: a shard of an earlier attempt is kept only if it is the
+            same. By default `source` takes its place.
+        options: how it is written.
     """
     order = tuple(sorted(classes))
-    plan = _Plan(name, order, difficult_is_member, source, _checked(listing, order), state, making)
+    plan = _Plan(name, order, difficult_is_member, source, _checked(listing, order), state, options)
     refuse_foreign(out)
     card = join(out, "dataset.json")
     if not exists(card):
-        with unfinished(out, plan.parts, plan.key, making.stream) as (place, finished):
-            if not exists(card):  # nobody has made it while we waited
-                shards = _make(plan, place.make, images, finished)
-                place.finish(functools.partial(plan.complete, shards=shards))
+        with resume(out, plan.parts, plan.key, options.stream) as (output, finished):
+            if not exists(card):  # else another process has written it while this one waited
+                shards = _make(plan, output.make, images, finished)
+                output.finish(functools.partial(plan.complete, shards=shards))
                 return Dataset.open(os.fspath(out))
-            place.drop()
+            output.drop()
     return _compared(Dataset.open(os.fspath(out)), plan, images)
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """All that is known of a data set before its images are read."""
+    """What is known of a data set before its images are read."""
 
     name: str
     classes: tuple[str, ...]
@@ -111,25 +113,25 @@ class _Plan:
     source: dict[str, Any]
     listing: tuple[Listed, ...]
     state: Callable[[Sequence[Listed]], str] | None
-    making: Making
+    options: WriteOptions
 
     @functools.cached_property
     def labels(self) -> pa.Table:
         """The label table."""
-        return label_table(self.listing, self.making.shard_rows)
+        return label_table(self.listing, self.options.shard_rows)
 
     @functools.cached_property
     def parts(self) -> list[Part]:
         """What each shard is made from."""
-        return in_parts(self.listing, self.making.shard_rows, self._shard_key)
+        return split_listing(self.listing, self.options.shard_rows, self._shard_key)
 
     def _shard_key(self, rows: Sequence[Listed]) -> str:
         state = self.source if self.state is None else self.state(rows)
-        return _hash([[[row.image_id, row.place] for row in rows], state, pa.__version__, PIL.__version__])
+        return _hash([[[row.image_id, row.file] for row in rows], state, pa.__version__, PIL.__version__])
 
     @functools.cached_property
     def key(self) -> str:
-        """Stand for the whole data set."""
+        """Hash of all that the data set is made from."""
         keys = [part.key for part in self.parts]
         return _hash([self.name, self.classes, self.difficult_is_member, self.source, self.listing, keys])
 
@@ -142,7 +144,7 @@ class _Plan:
         return digest.hexdigest()
 
     def complete(self, folder: Path, shards: Sequence[Shard]) -> None:
-        """Write what lies beside the shards; the card of the data set comes last."""
+        """Write the files next to the shards; the card of the data set comes last."""
         index = [{"rows": shard.rows, "bytes": shard.bytes, "sha256": shard.sha256} for shard in shards]
         write_json(folder / "images" / "index.json", index)
         pq.write_table(self.labels, folder / "labels.parquet")
@@ -164,46 +166,46 @@ def _hash(facts: Sequence[Any]) -> str:
 def _make(
     plan: _Plan, work: Callable[[Images, Part], Shard], images: Images, finished: dict[int, Shard]
 ) -> list[Shard]:
-    """Make the shards that are not finished yet; return all of them in order."""
-    stream = plan.making.stream
+    """Write the shards that are not finished yet; return all of them in order."""
+    stream = plan.options.stream
     if finished:
-        stream.write(f"an earlier try has finished {len(finished)} of {len(plan.parts)} shards; going on from there\n")
+        stream.write(f"an earlier attempt has finished {len(finished)} of {len(plan.parts)} shards; resuming\n")
     missing = [part for part in plan.parts if part.number not in finished]
     done = sum(shard.rows for shard in finished.values())
     with Bar("ingest", len(plan.listing), "images", stream, done) as bar:
-        for part, shard in zip(missing, for_each_part(work, images, missing, plan.making.workers), strict=True):
+        for part, shard in zip(missing, for_each_part(work, images, missing, plan.options.workers), strict=True):
             finished[part.number] = shard
             bar.advance(shard.rows)
     return [finished[part.number] for part in plan.parts]
 
 
 def _compared(present: Dataset, plan: _Plan, images: Images) -> Dataset:
-    """Return the data set that is there if it is the planned one; mend it if it is damaged."""
+    """Return the existing data set if it is the planned one, repaired if it is damaged."""
     known = (present.name, present.classes, present.difficult_is_member)
     equal = known == (plan.name, plan.classes, plan.difficult_is_member) and _same_labels(present, plan)
     if not equal or plan.fingerprint(_contents(plan, images)) != present.fingerprint:
-        raise BadData(f"{present.place}: already holds another data set; choose another --out or remove it")
-    for file in mend(present, plan.parts, images, plan.making.workers):
-        plan.making.stream.write(f"was missing or damaged, made anew: {file}\n")
+        raise BadData(f"{present.uri}: already contains another data set; choose another --out or remove it")
+    for file in repair(present, plan.parts, images, plan.options.workers):
+        plan.options.stream.write(f"was missing or damaged, written again: {file}\n")
     return present
 
 
 def _same_labels(present: Dataset, plan: _Plan) -> bool:
-    columns = ["image_id", "split", "labels", "difficult"]  # one that was sharded in another way is equal too
+    columns = ["image_id", "split", "labels", "difficult"]  # other rows per shard make no difference
     try:
         return bool(present.labels().select(columns).equals(plan.labels.select(columns)))
     except Unavailable:
         raise
     except BadData:
-        file = join(present.place, "labels.parquet")
-        raise BadData(f"{file}: missing or damaged; remove {present.place} and ingest again") from None
+        file = join(present.uri, "labels.parquet")
+        raise BadData(f"{file}: missing or damaged; remove {present.uri} and ingest again") from None
 
 
 def _contents(plan: _Plan, images: Images) -> list[str]:
     """The SHA-256 of every image of the source."""
     contents: list[str] = []
-    with Bar("compare with what is there", len(plan.listing), "images", plan.making.stream) as bar:
-        for some in for_each_part(_contents_of, images, plan.parts, plan.making.workers):
+    with Bar("compare with what is there", len(plan.listing), "images", plan.options.stream) as bar:
+        for some in for_each_part(_contents_of, images, plan.parts, plan.options.workers):
             contents += some
             bar.advance(len(some))
     return contents
@@ -214,13 +216,13 @@ def _contents_of(images: Images, part: Part) -> list[str]:
 
 
 def label_table(listing: Sequence[Listed], shard_rows: int = SHARD_ROWS) -> pa.Table:
-    """The label table of a listing: what each image shows, and in which shard and row it lies."""
-    places = range(len(listing))
+    """The label table of a listing: the labels of each image, and its shard and row."""
+    positions = range(len(listing))
     columns = [
         [row.image_id for row in listing],
         [row.split for row in listing],
-        [place // shard_rows for place in places],
-        [place % shard_rows for place in places],
+        [position // shard_rows for position in positions],
+        [position % shard_rows for position in positions],
         [row.labels for row in listing],
         [row.difficult for row in listing],
     ]
@@ -228,33 +230,33 @@ def label_table(listing: Sequence[Listed], shard_rows: int = SHARD_ROWS) -> pa.T
 
 
 def _checked(listing: Iterable[Listed], classes: Sequence[str]) -> tuple[Listed, ...]:
-    """Return a listing with sorted labels, each once; refuse one that comes out of order or cannot be learnt from."""
+    """Return a listing with sorted labels, each once; refuse one that is out of order or has an unusable class."""
     known, seen, last, rows = set(classes), set[str](), (0, ""), list[Listed]()
     for row in listing:
-        place = (SPLITS.index(row.split), row.image_id)
+        position = (SPLITS.index(row.split), row.image_id)
         if row.image_id in seen:
             raise BadData(f"image {row.image_id}: id appears twice; every image needs an id of its own")
-        if place < last:
+        if position < last:
             raise BadData(f"image {row.image_id}: images must come by split (train, test), then by rising id")
-        strangers = {*row.labels, *row.difficult} - known
-        if strangers:
-            raise BadData(f"image {row.image_id}: unknown class '{min(strangers)}'; known are {', '.join(classes)}")
+        unknown = {*row.labels, *row.difficult} - known
+        if unknown:
+            raise BadData(f"image {row.image_id}: unknown class '{min(unknown)}'; known are {', '.join(classes)}")
         labels = tuple(sorted(set(row.labels)))
         difficult = tuple(sorted(set(row.difficult) - set(labels)))
         rows.append(row._replace(labels=labels, difficult=difficult))
         seen.add(row.image_id)
-        last = place
+        last = position
     _check_classes(rows, classes)
     return tuple(rows)
 
 
 def _check_classes(rows: Sequence[Listed], classes: Sequence[str]) -> None:
-    """Refuse a class that nothing can teach, and a data set without a test split."""
+    """Refuse a class without training images, and a data set without a test split."""
     if not rows:
         raise BadData("the source has no images; expected at least one training image")
-    taught = {label for row in rows if row.split == "train" for label in row.labels}
+    trained = {label for row in rows if row.split == "train" for label in row.labels}
     for name in classes:
-        if name not in taught:
+        if name not in trained:
             raise BadData(f"class '{name}' has no training image; remove the class or add images of it")
     if rows[-1].split != "test":
         raise BadData("the source has no test images; expected at least one")

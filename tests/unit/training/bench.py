@@ -13,11 +13,11 @@ from csc.config import parse_overrides, resolve
 from csc.config.schema import Config
 from csc.data.views import View
 from csc.errors import CscError
-from csc.methods import kind_of
+from csc.methods import build_head, kind_of
 from csc.model import ModelCard, save_network
 from csc.nets.backbone import Initialisation, build_backbone
 from csc.nets.growth import grow
-from csc.nets.network import Network, build_head
+from csc.nets.network import Network
 from csc.scenario import Task
 from csc.training.loop import EpochLog, Trainer
 
@@ -38,7 +38,7 @@ LINEAR = "head=linear"
 
 def settings(*items: str) -> Config:
     """A configuration that trains in a moment; csc unless told otherwise."""
-    return resolve("digits", parse_overrides([*TINY, *items]))
+    return resolve("digits", parse_overrides(items), shared=parse_overrides(TINY))
 
 
 def first_rows(view: View, rows: int) -> View:

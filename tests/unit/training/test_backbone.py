@@ -1,33 +1,49 @@
 """Backbones and their first weights."""
 
-import dataclasses
 import hashlib
 from pathlib import Path
 
 import huggingface_hub
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from csc.errors import BadConfig, BadModel
+from csc.methods import method as build_method
 from csc.nets.backbone import Initialisation, build_backbone, initialise
 from csc.storage import sha256_file
-from tests.unit.training.bench import one_line, settings, truncate
+from tests.unit.training.bench import fresh_network, grown_network, one_line, settings, truncate
 
 
 @pytest.mark.parametrize("init", ["scratch", "hub"])
 @pytest.mark.parametrize("name", ["no_such_net", "test_resnet.no_such_tag", ""])
 def test_an_unknown_backbone_is_refused_in_one_line(name: str, init: str):
     with pytest.raises(BadConfig, match=r"backbone\.name") as error:
-        initialise(dataclasses.replace(settings().backbone, name=name), init, allow_leaky=False)
+        initialise(msgspec.structs.replace(settings().backbone, name=name), init, allow_leaky=False)
     assert one_line(error)
 
 
 def test_a_backbone_that_cannot_have_the_output_stride_is_refused_in_one_line():
     with pytest.raises(BadConfig, match="output_stride") as error:
-        build_backbone(dataclasses.replace(settings().backbone, name="test_vit"))
+        build_backbone(msgspec.structs.replace(settings().backbone, name="test_vit"))
     assert one_line(error)
+
+
+@pytest.mark.parametrize("method", ["agcn", "krt", "podnet"])
+@pytest.mark.parametrize(("name", "size"), [("convmixer_768_32", 28), ("visformer_tiny", 224)])
+def test_a_backbone_whose_stages_timm_does_not_name_has_one(name: str, size: int, method: str):
+    config = settings(f"method={method}", f"backbone.name={name}", "backbone.output_stride=32")
+    prior = fresh_network(config).eval()
+    learner = grown_network(prior).eval()
+    images = torch.randint(0, 256, (2, 3, size, size), dtype=torch.uint8)
+    with torch.inference_mode():
+        answers = [network(images, intermediates=True) for network in (learner, prior)]
+    assert [len(answer.stages) for answer in answers] == [1, 1]
+    distances = build_method(config).distances(*answers)
+    assert distances
+    assert all(value.shape == (2,) and value.isfinite().all() for value in distances.values())
 
 
 def weights_file(path: Path, **more: Tensor) -> Path:

@@ -17,7 +17,8 @@ from csc.nets.correlation import statistical_cm
 from csc.nets.growth import grow
 from csc.nets.label_graph import LabelGraph
 from csc.nets.network import Network, Outputs
-from csc.replay.memory import Memory, update
+from csc.replay.memory import Memory
+from csc.replay.update import update
 from csc.scenario import Task
 from tests.unit.training.bench import NEW, Bench, fresh_network, grown_network, settings, state_of
 
@@ -89,7 +90,7 @@ def test_fisher_is_the_mean_squared_gradient_of_the_log_likelihood(bench: Bench,
     trainer = bench.trainer(config)
     trainer.run()
     network, total = trainer.network.eval(), 0.0
-    for batch in trainer.plain_batches(size, 6):
+    for batch in trainer.objective.plain_batches(size, 6):
         z, y = network(batch.images), batch.targets
         likelihood = (y * z.sigmoid().log() + (1 - y) * (1 - z.sigmoid()).log()).sum()
         total = total + slope(likelihood, network.head.linear.bias).square()
@@ -152,10 +153,12 @@ def test_derpp_stores_the_logits_of_the_finished_model_and_never_refreshes_them(
         view = views[task.index]
         return update(memory, view, task, config.memory, seed=0, features=lambda: np.zeros((1, 1)), logits=source)
 
-    first = remembered(Memory.empty(views[1].fingerprint), tasks[0], lambda rows: trainer.logits(rows).numpy())
+    first = remembered(
+        Memory.empty(views[1].fingerprint), tasks[0], lambda rows: trainer.objective.logits(rows).numpy()
+    )
     ids = views[1].table["image_id"].to_pylist()
     rows = [ids.index(name) for name in first.table["image_id"].to_pylist()]
-    np.testing.assert_allclose(first.logits, trainer.logits(rows).numpy(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(first.logits, trainer.objective.logits(rows).numpy(), rtol=1e-5, atol=1e-6)
     second = remembered(first, tasks[1], lambda rows: np.full((len(rows), 2 * NEW), 7.0))
     np.testing.assert_array_equal(second.logits[: len(first), :NEW], first.logits)
     assert (second.stored[: len(first)] == NEW).all()
@@ -201,7 +204,7 @@ def test_the_loop_feeds_exemplars_to_the_method(
         seed=0,
         features=lambda: np.random.default_rng(0).normal(size=(len(views[1]), 3)),
         logits=(lambda rows: said[: len(rows)]) if name == "derpp" else None,
-    ).taught(views[2], tasks[1], config.memory.labels)
+    ).extended_to(views[2], tasks[1], config.memory.labels)
     trainer = bench.second(config, memory=memory)
     seen: list[Step] = []
     loss = trainer.method.loss
@@ -272,7 +275,7 @@ def test_agcn_counts_its_matrix_and_keeps_the_old_nodes(bench: Bench):
     assert not torch.equal(matrix, torch.eye(2 * NEW))
     labels = torch.from_numpy(trainer.view.targets())[:, OLD:]
     prior_cm = trainer.prior.head.statistical_cm
-    torch.testing.assert_close(matrix, statistical_cm(labels, trainer.logits_of_prior().cpu(), prior_cm))
+    torch.testing.assert_close(matrix, statistical_cm(labels, trainer.objective.logits_of_prior().cpu(), prior_cm))
 
 
 def test_agcns_relations_vanish_for_identical_networks_and_touch_old_classes_only():
@@ -311,7 +314,7 @@ def test_word_vectors_come_from_a_file_by_class_name(bench: Bench, tmp_path: Pat
     trainer = bench.trainer(config)
     before = state_of(trainer.network.head)
     trainer.run()
-    expected = np.stack([vectors[names.index(name)] for name in trainer.classes])
+    expected = np.stack([vectors[names.index(name)] for name in trainer.objective.classes])
     np.testing.assert_array_equal(trainer.network.head.embeddings.numpy(), expected)
     assert not torch.equal(before["W_1"], trainer.network.head.W_1)
 

@@ -1,7 +1,6 @@
 """Several processes train and score as one would: same losses, same weights, every image once."""
 
 import contextlib
-import dataclasses
 import os
 import signal
 import subprocess
@@ -10,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -21,16 +21,20 @@ from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
 
 from csc.config import resolve
-from csc.data.loading import order
+from csc.data.order import order
 from csc.data.views import View, read_view, write_view
-from csc.distributed.group import Group, _heard, group, processes_for, raise_error, run, started, together
+from csc.distributed.group import Group, join_group, no_sync, one_of_several
+from csc.distributed.launch import _handled_signals, processes_for, raise_error, run
 from csc.errors import BadConfig, BadData
+from csc.methods import build_head
 from csc.methods.losses import asymmetric_loss, binary_cross_entropy, max_entropy
 from csc.nets.backbone import build_backbone
-from csc.nets.network import Network, build_head
-from csc.replay.memory import Memory, read_memory, update, write_memory
+from csc.nets.network import Network
+from csc.replay.memory import Memory, read_memory, write_memory
+from csc.replay.update import update
 from csc.scenario import Task
-from csc.training.loop import EpochLog, confidences
+from csc.training.inference import confidences
+from csc.training.loop import EpochLog
 from tests.unit.training.bench import Bench, settings, without_speed
 
 pytestmark = pytest.mark.xdist_group("distributed")  # launches are shared by many tests
@@ -76,7 +80,7 @@ def train(
     network, (images, targets) = tiny_network(backbone), some_data(rows)
     network.spare = nn.Linear(2, 2).double() if unused else nn.Identity()
     network.backbone.requires_grad_(not frozen)
-    group.prepare(network)
+    group.sync_batch_norms(network)
     if channels_last:
         network.to(memory_format=torch.channels_last)
     learner = group.learner(network.train())
@@ -86,11 +90,11 @@ def train(
     for epoch in range(2):
         batches = order(rows, batch, seed=3, epoch=epoch)
         for index, whole in enumerate(batches, start=1):
-            part = group.part(whole)
+            part = group.shard(whole)
             last = index % accumulate == 0 or index == len(batches)
-            with together(learner, last=last):
-                logits = group.whole(learner(images[part]), len(whole))
-                labels = group.whole(targets[part], len(whole))
+            with no_sync(learner, unless=last):
+                logits = group.gather(learner(images[part]), len(whole))
+                labels = group.gather(targets[part], len(whole))
                 assert torch.equal(labels, targets[whole])
                 loss = binary_cross_entropy(logits, labels) + 0.02 * asymmetric_loss(logits, labels)
                 loss = loss - 0.05 * max_entropy(logits) + 0.001 * network.head.output.weight.square().sum()
@@ -108,20 +112,20 @@ def score(group: Group, rows: int) -> list[list[float]]:
     """Confidences of all rows, from parts of them."""
     network, (images, _) = tiny_network("test_resnet").eval(), some_data(rows)
     with torch.inference_mode():
-        return group.whole(network(images[group.part(range(rows))]), rows).tolist()
+        return group.gather(network(images[group.shard(range(rows))]), rows).tolist()
 
 
 def all_of_it(folder: str) -> dict[str, Any]:
     """What each process of the launches below does; the first leaves the trained weights in the folder."""
-    with group() as together_with:
-        trained = {name: train(together_with, **case) for name, case in CASES.items()}
+    with join_group() as group:
+        trained = {name: train(group, **case) for name, case in CASES.items()}
         for name, result in trained.items():
             state = {key: value.contiguous() for key, value in result.pop("state").items()}
-            if together_with.is_main:
+            if group.is_main:
                 save_file(state, Path(folder) / f"{name}.safetensors")
-        scored = {str(rows): score(together_with, rows) for rows in (1, 2, 7)}
-        agreed = [together_with.agree(5), together_with.agree(together_with.rank)]
-    return {"world": together_with.world, "trained": trained, "scored": scored, "agreed": agreed, "folder": folder}
+        scored = {str(rows): score(group, rows) for rows in (1, 2, 7)}
+        agreed = [group.agree(5), group.agree(group.rank)]
+    return {"world": group.world, "trained": trained, "scored": scored, "agreed": agreed, "folder": folder}
 
 
 @pytest.fixture(autouse=True)
@@ -183,10 +187,10 @@ def second_task(folder: str, stop_after: int = -1, method: str = "csc", more: Se
     config, view = settings(*OVERRIDES, f"method={method}", *more), read_view(str(Path(folder) / "view.parquet"))
     kept = Path(folder) / "memory.parquet"
     memory = read_memory(kept) if kept.is_file() else None
-    with group() as together_with:
-        trainer = Bench({2: view}, Path(folder)).second(config, group=together_with, on_epoch=stop, memory=memory)
+    with join_group() as group:
+        trainer = Bench({2: view}, Path(folder)).second(config, group=group, on_epoch=stop, memory=memory)
         log = without_speed(trainer.run())
-        scores = [batch for _, batch in confidences(trainer.network, view, config, group=together_with)]
+        scores = [batch for _, batch in confidences(trainer.network, view, config, group=group)]
         return {"log": log, "scores": torch.cat(scores).tolist()}
 
 
@@ -219,7 +223,7 @@ def test_the_trainer_learns_the_same_in_two_processes(
 def test_exemplars_are_replayed_alike_in_two_processes(
     views: dict[int, View], tasks: tuple[Task, ...], tmp_path: Path, method: str, exemplars: int
 ):
-    wanted = dataclasses.replace(settings("method=er").memory, per_class=2)
+    wanted = msgspec.structs.replace(settings("method=er").memory, per_class=2)
     said = np.ones((len(views[1]), len(tasks[0].seen)), np.float32)
     kept = update(
         Memory.empty(views[1].fingerprint),
@@ -230,7 +234,7 @@ def test_exemplars_are_replayed_alike_in_two_processes(
         features=lambda: np.zeros((0, 0)),
         logits=lambda rows: said[: len(rows)],
     )
-    memory = kept.chosen(np.arange(exemplars)).taught(views[2], tasks[1], wanted.labels)
+    memory = kept.take(np.arange(exemplars)).extended_to(views[2], tasks[1], wanted.labels)
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         write_view(views[2], tmp_path / name / "view.parquet")
@@ -243,21 +247,21 @@ def test_exemplars_are_replayed_alike_in_two_processes(
 
 
 def test_a_process_alone_is_a_group_of_one():
-    with group() as me:
+    with join_group() as me:
         assert (me.rank, me.world, me.is_main, me.agree(3)) == (0, 1, True, True)
         module, logits = nn.BatchNorm1d(3), torch.rand(4, 3)
-        me.prepare(module)
-        assert me.part([4, 2, 7]) == [4, 2, 7]
-        assert me.whole(logits, 4) is logits
+        me.sync_batch_norms(module)
+        assert me.shard([4, 2, 7]) == [4, 2, 7]
+        assert me.gather(logits, 4) is logits
         assert me.learner(module) is module
-        with together(module, last=False):
+        with no_sync(module, unless=False):
             assert type(module) is nn.BatchNorm1d
     assert not dist.is_initialized()
 
 
 @given(rows=st.lists(st.integers()), world=st.integers(1, 9))
 def test_rows_are_dealt_out_without_loss_or_duplicate(rows: list[int], world: int):
-    parts = [Group(rank, world, CPU).part(rows) for rank in range(world)]
+    parts = [Group(rank, world, CPU).shard(rows) for rank in range(world)]
     assert [part[turn] for turn in range(len(parts[0])) for part in parts if turn < len(part)] == rows
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
@@ -272,7 +276,7 @@ def test_processes_are_as_many_as_gpus_unless_told(
     assert processes_for(wanted) == processes
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert started()
+    assert one_of_several()
     assert processes_for(wanted) == 1
 
 
@@ -283,7 +287,7 @@ def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch):
     assert processes_for(3, exactly=False) == 2  # scoring goes as well with fewer
     for name, value in {"RANK": "2", "LOCAL_RANK": "2", "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(BadConfig, match=r"train\.processes=3"), group():
+    with pytest.raises(BadConfig, match=r"train\.processes=3"), join_group():
         pass
 
 
@@ -308,7 +312,7 @@ def one_rank() -> Iterator[None]:
 def test_the_batch_norm_of_the_cpu_is_batch_norm(layer: Any, shape: tuple[int, ...]):
     plain, shared = nn.Sequential(layer()), nn.Sequential(layer())
     names = list(shared.state_dict())
-    Group(0, 2, CPU).prepare(shared)
+    Group(0, 2, CPU).sync_batch_norms(shared)
     assert type(shared[0]) is not type(plain[0])
     assert list(shared.state_dict()) == names
     for _ in range(2):
@@ -328,7 +332,7 @@ def test_the_batch_norm_of_the_cpu_is_batch_norm(layer: Any, shape: tuple[int, .
 def test_gpus_get_the_batch_norm_of_torch_under_the_same_names():
     network = tiny_network("test_byobnet").float()
     names, parameters = list(network.state_dict()), list(network.parameters())
-    Group(0, 2, torch.device("cuda")).prepare(network)
+    Group(0, 2, torch.device("cuda")).sync_batch_norms(network)
     layers = [layer for layer in network.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
     assert len(layers) > 1
     assert all(isinstance(layer, nn.SyncBatchNorm) for layer in layers)
@@ -340,18 +344,18 @@ def test_gpus_get_the_batch_norm_of_torch_under_the_same_names():
 
 def refused_by_one(path: str) -> None:
     """The second process refuses its input while the first waits for it."""
-    with group() as together_with:
-        if not together_with.is_main:
+    with join_group() as group:
+        if not group.is_main:
             raise BadData(f"{path}: no such file")
-        together_with.agree(1)
+        group.agree(1)
 
 
 def dies_in_one(how: str) -> None:
     """The second process dies while the first waits for it."""
-    with group() as together_with:
-        if not together_with.is_main:
+    with join_group() as group:
+        if not group.is_main:
             os.kill(os.getpid(), signal.SIGKILL) if how == "killed" else os._exit(7)
-        together_with.agree(1)
+        group.agree(1)
 
 
 @pytest.mark.slow
@@ -381,7 +385,7 @@ def wait():
 """
 LAUNCHER = """
 import signal
-from csc.distributed.group import run
+from csc.distributed.launch import run
 from rank import wait
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whatever the tests were told to ignore
@@ -431,7 +435,7 @@ def test_ranks_end_with_their_launcher(
 @pytest.mark.slow
 def test_a_rank_whose_launcher_is_already_gone_does_nothing(tmp_path: Path):
     (tmp_path / "arguments.json").write_text("{}")
-    command = [sys.executable, "-m", "csc.distributed.group", "os:getpid", str(tmp_path / "arguments.json")]
+    command = [sys.executable, "-m", "csc.distributed.launch", "os:getpid", str(tmp_path / "arguments.json")]
     for launcher, ends in ((os.getpid(), (0, True)), (os.getppid(), (1, False))):
         ended = subprocess.run([*command, str(launcher)], check=False)
         assert (ended.returncode, (tmp_path / "result.json").is_file()) == ends
@@ -441,9 +445,9 @@ def test_a_rank_whose_launcher_is_already_gone_does_nothing(tmp_path: Path):
 def test_a_hangup_that_nohup_holds_off_does_not_stop_the_ranks():
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:
-        assert _heard() == [signal.SIGTERM, signal.SIGHUP]
+        assert _handled_signals() == [signal.SIGTERM, signal.SIGHUP]
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        assert _heard() == [signal.SIGTERM]
+        assert _handled_signals() == [signal.SIGTERM]
     finally:
         signal.signal(signal.SIGHUP, before)
 

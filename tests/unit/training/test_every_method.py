@@ -17,6 +17,7 @@ from csc.steps.ingest import ingest
 from csc.steps.register import register
 from csc.steps.split_labels import split_labels
 from csc.steps.train import train
+from tests.tracked import fresh_database
 from tests.unit.training.bench import TINY
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("every method")]
@@ -53,12 +54,13 @@ def origin(tmp_path_factory) -> str:
 
 @pytest.fixture(autouse=True)
 def tracking(tmp_path, monkeypatch):
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", fresh_database(tmp_path))
 
 
 def config_of(method: str, *more: str) -> str:
     backbone = ("backbone.name=test_vit",) if method == "l2p" else TINY[:2]
-    return resolve("digits", parse_overrides([f"method={method}", *backbone, *TINY[2:], *TINIER, *more])).to_json()
+    shared = parse_overrides([*backbone, *TINY[2:], *TINIER])
+    return resolve("digits", parse_overrides([f"method={method}", *more]), shared).to_json()
 
 
 def run_task(origin: str, config: str, task: int, folder: Path, prior: Path | None) -> Path:

@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from csc.artifacts import Origin, Scores
 from csc.data.dataset import Dataset
 from csc.data.features import (
     CARD,
@@ -25,24 +26,24 @@ from csc.data.features import (
     backbone_weights,
     features_key,
     read_features,
-    view_place,
+    view_uri,
     write_maps,
 )
 from csc.data.ingest.digits import ingest_digits
-from csc.data.ingest.writer import Making
+from csc.data.ingest.writer import WriteOptions
 from csc.data.loading import evaluation_batches, training_batches
 from csc.data.maps import map_batches
+from csc.data.order import Draw
 from csc.data.views import View
 from csc.errors import BadConfig, BadData, BadModel
+from csc.methods import build_head
 from csc.model import save_tensors
 from csc.nets.backbone import StoredBackbone, build_backbone
-from csc.nets.network import Network, build_head
+from csc.nets.network import Network
 from csc.scenario import Task
 from csc.steps import embed as step
 from csc.steps.embed import embed, unlabelled
-from csc.steps.evaluate import _write_scores
-from csc.steps.ingest import Origin
-from csc.steps.train import _on_maps
+from csc.training.start import start_on_maps
 from csc.version import code_version
 from tests.builders import contents
 from tests.unit.training.bench import NEW, ROWS, SCENARIO, Bench, card_of, one_line, settings, without_speed
@@ -60,7 +61,8 @@ def place(dataset: Dataset, tmp_path: Path) -> str:
 @pytest.fixture(scope="module")
 def sharded(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     """Four shards, three of them with training images."""
-    return ingest_digits(tmp_path_factory.mktemp("shards") / "set", train=60, test=20, making=Making(shard_rows=24))
+    out = tmp_path_factory.mktemp("shards") / "set"
+    return ingest_digits(out, train=60, test=20, options=WriteOptions(shard_rows=24))
 
 
 def copied(dataset: Dataset, copy: Path) -> str:
@@ -95,7 +97,7 @@ def test_maps_are_what_the_backbone_sees(place: str, views: dict[int, View]):
     images = next(evaluation_batches(views[2], [range(ROWS)], size=config.input.size, workers=0)).images
     with torch.inference_mode():
         expected = network.features(images)
-    found = next(map_batches(views[2], features, [(0, [range(ROWS)])], 0, views=1))
+    found = next(map_batches(views[2], features, [(0, [[Draw(range(ROWS))]])], 0, views=1))
     assert found.images.dtype == torch.float16
     assert found.images.is_contiguous(memory_format=torch.channels_last)
     assert tuple(found.images.shape[1:]) == card.shape
@@ -134,7 +136,7 @@ def test_the_network_that_embeds_is_folded_and_the_weights_beside_the_maps_are_n
     images = next(evaluation_batches(views[1], [range(ROWS)], size=32, workers=0)).images
     with torch.inference_mode():
         expected = network.features(images)
-    found = next(map_batches(views[1], features, [(0, [range(ROWS)])], 0, views=0)).images
+    found = next(map_batches(views[1], features, [(0, [[Draw(range(ROWS))]])], 0, views=0)).images
     torch.testing.assert_close(found.float(), expected, **HALF)
 
 
@@ -158,7 +160,9 @@ def test_augmented_views_are_maps_of_augmented_images(place: str, views: dict[in
     network = Network(build_backbone(config.backbone), torch.nn.Identity(), card.mean, card.std).eval()
     shard, row = (views[1].table[name][3].as_py() for name in ("shard", "row"))
     whole = unlabelled(Dataset.open(place), Dataset.open(place).labels().drop_columns("labels"))
-    batch = next(training_batches(whole, [(2, [[row]])], seed=shard, size=config.input.size, augment=True, workers=0))
+    batch = next(
+        training_batches(whole, [(2, [[Draw([row])]])], seed=shard, size=config.input.size, augment=True, workers=0)
+    )
     with torch.inference_mode():
         expected = network.features(batch.images)[0].permute(1, 2, 0)
     found = torch.from_numpy(FeatureShards(features, 2, card.shape).map(shard, row).astype(np.float32))
@@ -181,7 +185,7 @@ def test_one_loader_makes_a_view_and_the_place_of_an_image_decides_its_augmentat
     network = Network(build_backbone(config.backbone), torch.nn.Identity(), card.mean, card.std).eval()
     for shard in range(3):
         rows = unlabelled(sharded, table.slice(24 * shard, 24))
-        plan = [(1, [range(16), range(16, 24)])]
+        plan = [(1, [[Draw(range(16))], [Draw(range(16, 24))]])]
         batches = training_batches(rows, plan, seed=shard, size=config.input.size, augment=True, workers=0)
         with torch.inference_mode():
             expected = torch.cat([network.features(batch.images).permute(0, 2, 3, 1) for batch in batches])
@@ -191,7 +195,7 @@ def test_one_loader_makes_a_view_and_the_place_of_an_image_decides_its_augmentat
 
 def test_training_draws_from_the_augmented_views_and_changes_them_by_epoch(place: str, views: dict[int, View]):
     features = embedded(place, "input.augment=true", "features.views=3")
-    plan = [(epoch, [range(ROWS)]) for epoch in range(2)]
+    plan = [(epoch, [[Draw(range(ROWS))]]) for epoch in range(2)]
     first, second = (batch.images for batch in map_batches(views[1], features, plan, 7, views=3))
     plain = next(map_batches(views[1], features, plan, 7, views=0)).images
     again = next(map_batches(views[1], features, plan, 7, views=3)).images
@@ -213,7 +217,7 @@ def test_finished_maps_are_not_made_again(place: str, monkeypatch: pytest.Monkey
 
 def test_more_views_keep_those_that_are_there(place: str):
     features = embedded(place, "input.augment=true")
-    plain = Path(view_place(features, 0), "00000.arrow")
+    plain = Path(view_uri(features, 0), "00000.arrow")
     before = plain.stat()
     assert embedded(place, "input.augment=true", "features.views=2") == features
     assert plain.stat().st_mtime_ns == before.st_mtime_ns
@@ -222,8 +226,8 @@ def test_more_views_keep_those_that_are_there(place: str):
 
 def test_an_embedding_that_was_cut_off_goes_on(place: str, monkeypatch: pytest.MonkeyPatch):
     whole = embedded(place, "input.augment=true", "features.views=2")
-    files = {path.name: path.read_bytes() for path in Path(view_place(whole, 2)).iterdir()}
-    for path in (Path(whole, CARD), *Path(view_place(whole, 2)).iterdir()):
+    files = {path.name: path.read_bytes() for path in Path(view_uri(whole, 2)).iterdir()}
+    for path in (Path(whole, CARD), *Path(view_uri(whole, 2)).iterdir()):
         path.unlink()
     made: list[int] = []
     make = step._Embedding._make
@@ -232,7 +236,7 @@ def test_an_embedding_that_was_cut_off_goes_on(place: str, monkeypatch: pytest.M
     )
     assert embedded(place, "input.augment=true", "features.views=2") == whole
     assert made == [2]
-    assert {path.name: path.read_bytes() for path in Path(view_place(whole, 2)).iterdir()} == files
+    assert {path.name: path.read_bytes() for path in Path(view_uri(whole, 2)).iterdir()} == files
 
 
 class Killed(BaseException):
@@ -338,7 +342,7 @@ def test_finished_maps_of_weights_that_leak_are_refused_unless_allowed(
     for allowed in (True, False):
         config = settings(*FROZEN, init, f"allow_leaky_init={allowed}")
         with nullcontext() if allowed else pytest.raises(BadModel, match=r"MS-COCO.*allow_leaky_init=true"):
-            _on_maps(config, card_of(config, tasks[0]), features)
+            start_on_maps(config, card_of(config, tasks[0]), features)
 
 
 def test_training_on_maps_is_training_with_a_frozen_backbone(place: str, bench: Bench):
@@ -393,7 +397,7 @@ def test_a_step_refuses_to_embed_without_being_asked_to(place: str):
 
 def test_maps_that_are_not_there_are_named(tmp_path: Path, views: dict[int, View]):
     with pytest.raises(BadData, match=r"features\.json") as error:
-        map_batches(views[1], str(tmp_path), [(0, [[0, 1]])], 0, views=0)
+        map_batches(views[1], str(tmp_path), [(0, [[Draw([0, 1])]])], 0, views=0)
     assert one_line(error)
     (tmp_path / CARD).write_text(json.dumps({"key": "x"}))
     with pytest.raises(BadData, match="embed again"):
@@ -424,7 +428,7 @@ def test_a_card_with_values_of_another_kind_is_refused(place: str, wrong: dict[s
 
 @pytest.mark.parametrize("content", ["{}", "[1]", "[{}]", '[{"rows": "x"}]', "5"])
 def test_an_index_of_another_form_is_refused(place: str, content: str):
-    index = Path(view_place(embedded(place), 0), "index.json")
+    index = Path(view_uri(embedded(place), 0), "index.json")
     index.write_text(content)
     assert refusal(lambda: embedded(place)).startswith(f"{index}: ")
 
@@ -440,7 +444,7 @@ def test_weights_that_are_cut_or_missing_are_refused_by_training_and_made_again_
     features, config = embedded(place), settings(*FROZEN)
     whole = contents(Path(features))
     damage(Path(features, WEIGHTS))
-    message = refusal(lambda: _on_maps(config, card_of(config, tasks[0]), features))
+    message = refusal(lambda: start_on_maps(config, card_of(config, tasks[0]), features))
     assert message.startswith(f"{features}/{WEIGHTS}: ")
     assert embedded(place) == features
     assert contents(Path(features)) == whole
@@ -451,7 +455,7 @@ def test_weights_with_other_bytes_are_refused(place: str, tasks: tuple[Task, ...
     file = Path(features, WEIGHTS)
     file.write_bytes(bytes(file.stat().st_size))
     with pytest.raises(BadModel, match=WEIGHTS) as error:
-        _on_maps(config, card_of(config, tasks[0]), features)
+        start_on_maps(config, card_of(config, tasks[0]), features)
     assert one_line(error)
 
 
@@ -463,7 +467,7 @@ def test_a_shard_with_too_few_rows_or_other_maps_is_refused(
     rows: int, shape: tuple[int, int, int], reason: str, tmp_path: Path
 ):
     channels, height, width = shape
-    file = Path(view_place(str(tmp_path), 0), "00000.arrow")
+    file = Path(view_uri(str(tmp_path), 0), "00000.arrow")
     file.parent.mkdir()
     write_maps([np.zeros((rows, height, width, channels), np.float16)], shape, file)
     message = refusal(lambda: FeatureShards(str(tmp_path), 0, (96, 2, 2)).map(0, 70))
@@ -493,6 +497,6 @@ def test_maps_that_do_not_fit_on_the_disk_are_one_line_and_leave_nothing(place: 
 def test_scores_that_do_not_fit_on_the_disk_are_one_line_and_leave_nothing(tmp_path: Path, views: dict[int, View]):
     scores = np.zeros((ROWS, NEW), np.float32)
     with pytest.raises(BadData, match=r"cannot write .*scores\.parquet: .*File too large") as error, small_disk(64):
-        _write_scores(views[1], [scores], tmp_path / "scores.parquet")
+        Scores.write(views[1], [scores], tmp_path / "scores.parquet")
     assert one_line(error)
     assert contents(tmp_path) == {}

@@ -8,7 +8,7 @@ import pytest
 CODE = """
 import resource
 import torch
-from csc.training.heap import keep_memory
+from csc.training.device import keep_memory
 
 if {keep}:
     keep_memory()

@@ -12,31 +12,40 @@ import pyarrow as pa
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchmarks.load import LARGEST_DIFFERENCE, MEAN_DIFFERENCE, _photograph, _view
 from csc.data import loading
 from csc.data.loading import (
     Batch,
     Batches,
-    Plan,
     Workers,
     decode,
     evaluation_batches,
-    order,
     training_batches,
     workers_for,
 )
+from csc.data.order import Draw, Plan, draw_exemplars, order
 from csc.data.views import View
 from csc.errors import BadData
-from csc.training.loop import confidences
-from tests.unit.training.bench import NEW, ROWS, Bench, first_rows, fresh_network, one_line, settings
+from csc.training.inference import confidences
+from tests.unit.training.bench import (
+    NEW,
+    ROWS,
+    Bench,
+    changed,
+    first_rows,
+    fresh_network,
+    one_line,
+    settings,
+    state_of,
+)
 
 WAYS: list[Workers] = [0, "thread", 2]
 
 
 def plan_of(epochs: range, seed: int = 0, rows: int = ROWS) -> Plan:
-    return [(epoch, order(rows, 8, seed, epoch)) for epoch in epochs]
+    return [(epoch, [[Draw(batch)] for batch in order(rows, 8, seed, epoch)]) for epoch in epochs]
 
 
 def load(
@@ -127,6 +136,26 @@ def test_a_last_batch_of_one_image_is_left_out(count: int, sizes: list[int], shu
     assert set(rows) <= set(range(count))
 
 
+def test_each_draw_shows_an_image_in_its_own_way_and_always_in_the_same(views: dict[int, View]):
+    def shown(*draws: Draw) -> Batch:
+        return next(training_batches(views[1], [(0, [draws])], seed=0, size=32, augment=True, workers=0))
+
+    batch = shown(Draw([3, 4]), Draw([3, 4], 1), Draw([4, 3], 2))
+    assert batch.rows.tolist() == [3, 4, 3, 4, 4, 3]
+    assert torch.equal(batch.targets[0], batch.targets[5])
+    assert len({image.numpy().tobytes() for image in batch.images}) == 6
+    assert torch.equal(shown(Draw([4], 2)).images[0], batch.images[4])
+
+
+def test_exemplars_are_drawn_without_repetition_and_each_draw_has_its_number():
+    draws = draw_exemplars(range(10, 16), 4, 5, seed=0, epoch=0)
+    assert [draw.number for draw in draws] == [1, 2, 3, 4, 5]
+    assert all(len(set(draw.rows)) == 4 and set(draw.rows) <= set(range(10, 16)) for draw in draws)
+    assert len({tuple(draw.rows) for draw in draws}) > 1
+    assert draws == draw_exemplars(range(10, 16), 4, 5, seed=0, epoch=0)
+    assert draws != draw_exemplars(range(10, 16), 4, 5, seed=0, epoch=1)
+
+
 def test_a_lone_last_image_does_not_stop_training(bench: Bench):
     trainer = bench.trainer(settings("train.epochs=1"), view=first_rows(bench.views[1], 9))
     assert trainer.steps == 1
@@ -146,14 +175,16 @@ def test_evaluation_reads_the_rows_it_is_told(views: dict[int, View], workers: W
 def test_confidences_are_those_of_the_network_and_do_not_depend_on_the_batch(views: dict[int, View]):
     config = settings()
     network = fresh_network(config).train()
-    untouched = copy.deepcopy(network).eval()  # the other one is folded, and not to be used further
+    before = state_of(network)
     rows, values = zip(*confidences(network, views[1], config), strict=True)
     assert torch.cat(rows).tolist() == list(range(ROWS))
     one = next(evaluation_batches(views[1], [[0]], size=32, workers=0))
     with torch.no_grad():
-        torch.testing.assert_close(torch.cat(values)[:1], untouched(one.images).sigmoid(), rtol=1e-4, atol=1e-5)
+        expected = copy.deepcopy(network).eval()(one.images).sigmoid()
+    torch.testing.assert_close(torch.cat(values)[:1], expected, rtol=1e-4, atol=1e-5)
     assert torch.cat(values).shape == (ROWS, NEW)
-    assert not any(isinstance(part, nn.BatchNorm2d) for part in network.backbone.modules())
+    assert network.training  # it may go on learning, and be saved
+    assert changed(before, network) == set()
 
 
 def test_by_itself_a_cpu_gets_a_thread_and_a_gpu_processes(monkeypatch: pytest.MonkeyPatch):
@@ -371,7 +402,7 @@ def test_batches_are_decoded_as_told(photograph: bytes, tmp_path: Path, mode: st
     expected = torch.from_numpy(decode(photograph, 64, mode)).permute(2, 0, 1)
     batch = next(evaluation_batches(view, [[0]], size=64, workers=0, decode=mode))
     assert torch.equal(batch.images[0], expected)
-    plain = training_batches(view, [(0, [[0]])], seed=0, size=64, augment=False, workers=0, decode=mode)
+    plain = training_batches(view, [(0, [[Draw([0])]])], seed=0, size=64, augment=False, workers=0, decode=mode)
     assert torch.equal(next(plain).images[0], expected)
 
 

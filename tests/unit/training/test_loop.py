@@ -8,10 +8,11 @@ from torch import Tensor
 
 from csc.data.loading import evaluation_batches
 from csc.errors import BadData
-from csc.methods import registered
+from csc.methods import build_head, registered
 from csc.nets.backbone import build_backbone
-from csc.nets.network import Network, build_head
-from csc.training.loop import EpochLog, Trainer, seed_everything
+from csc.nets.network import Network
+from csc.training.loop import EpochLog, Trainer
+from csc.training.start import seed_everything
 from tests.unit.training.bench import (
     LINEAR,
     NEW,
@@ -159,14 +160,14 @@ def test_the_prior_never_changes_and_answers_in_eval_mode(bench: Bench, frozen: 
     config = settings(f"backbone.frozen={frozen}", "train.epochs=1")
     prior = fresh_network(config).train()
     trainer = bench.trainer(config, grown_network(prior), task=2, prior=prior)
-    before = state_of(prior)
+    before, of_teacher = state_of(prior), state_of(trainer.prior)
     modes: set[bool] = set()
-    prior.head.register_forward_hook(lambda module, *_: modes.add(module.training))
+    trainer.prior.head.register_forward_hook(lambda module, *_: modes.add(module.training))
     trainer.run()
-    assert changed(before, prior) == set()
+    assert changed(before, prior) == changed(of_teacher, trainer.prior) == set()
     assert modes == {False}
-    assert not any(module.training for module in prior.modules())
-    assert all(not value.requires_grad and value.grad is None for value in prior.parameters())
+    assert not any(module.training for module in trainer.prior.modules())
+    assert all(not value.requires_grad and value.grad is None for value in trainer.prior.parameters())
 
 
 @pytest.mark.parametrize("frozen", ["true", "false"])

@@ -13,7 +13,7 @@ from csc.data.views import View
 from csc.errors import BadData, BadModel
 from csc.model import fingerprint, load_network, read_card, save_tensors
 from csc.scenario import Task
-from csc.steps.train import _start
+from csc.training.start import start_task
 from tests.unit.training.bench import (
     LINEAR,
     NEW,
@@ -98,7 +98,7 @@ MODEL_DAMAGES = {
     "empty weights": (lambda folder: (folder / "model.safetensors").write_bytes(b""), r"model\.safetensors"),
     "more classes": (edit_card(lambda card: card["classes"].append("x")), r"model\.safetensors.*fit"),
     "other width": (edit_card(lambda card: card["config"]["cigcn"].update(width=9)), r"model\.safetensors.*fit"),
-    "other head": (edit_card(lambda card: card["config"].update(head="linear")), r"model\.safetensors.*fit"),
+    "other head": (edit_card(lambda card: card["config"].update(head="linear")), r"cigcn.*another head"),
 }
 
 
@@ -133,7 +133,7 @@ def test_legacy_bias_reset_reaches_the_network_of_the_next_task(
     views: dict[int, View], tasks: tuple[Task, ...], first_model: Path, reset: bool
 ):
     config = settings(f"release_quirks.legacy_bias_reset={reset}")
-    start = _start(config, SCENARIO, tasks[1], views[2], first_model)
+    start = start_task(config, SCENARIO, tasks[1], views[2], first_model)
     before, _ = load_network(first_model)
     for bias in (start.network.head.output.bias, start.network.head.specific_cm.bias):
         assert (bias[:NEW] == 9).all() != reset
@@ -151,6 +151,6 @@ def test_frozen_names_and_old_moments_reach_the_trainer_only_with_their_quirks(
     moments = first_model / "optimizer.safetensors"
     save_file({}, moments)
     config = settings(f"release_quirks.freeze_grown_layers={quirk}", f"release_quirks.persist_optimizer={quirk}")
-    start = _start(config, SCENARIO, tasks[1], views[2], first_model)
+    start = start_task(config, SCENARIO, tasks[1], views[2], first_model)
     assert ("head.general_cm" in start.frozen_parameters) == quirk
     assert start.optimizer_state == (moments if quirk else None)

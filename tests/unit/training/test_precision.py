@@ -7,8 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from csc.data.loading import Batch
-from csc.training.checkpoint import Checkpoint, laid_out_like
-from csc.training.loop import EpochLog, Precision, Trainer
+from csc.training.checkpoint import Checkpoint
+from csc.training.loop import EpochLog, Trainer
+from csc.training.optimiser import laid_out_like
+from csc.training.precision import Precision
 from tests.unit.training.bench import ROWS, Bench, changed, first_rows, settings, state_of, without_speed
 
 STILL = ("release_quirks.freeze_bn_after_base=true", "release_quirks.no_shuffle=true", "train.schedule=constant")
@@ -88,8 +90,8 @@ def test_half_precision_is_scaled_and_a_step_that_overflows_is_left_out(bench: B
 
 def _one_step(trainer: Trainer) -> None:
     trainer._train_mode()
-    size = len(trainer._order(0)[0][0])
-    trainer._step(trainer._batches(range(1)), [[size]])
+    size = len(trainer.examples.order(0)[0][0].rows)
+    trainer._step(trainer.examples.batches(range(1)), [[size]])
 
 
 @pytest.mark.filterwarnings("ignore:.*CUDA is not available")

@@ -10,6 +10,7 @@ from csc.methods import registered
 from csc.nets.correlation import statistical_cm
 from csc.nets.growth import grown_parameters
 from csc.training.loop import Trainer
+from csc.training.optimiser import save_moments
 from tests.unit.training.bench import (
     LINEAR,
     NEW,
@@ -63,9 +64,10 @@ def test_freeze_bn_after_base_keeps_statistics_from_the_second_task_on(bench: Be
 
 def rows_of_each_step(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     rows: list[int] = []
-    terms = trainer._terms
+    objective = trainer.objective
+    terms = objective.terms
     monkeypatch.setattr(
-        trainer, "_terms", lambda batch, *more: (rows.extend(batch.rows.tolist()), terms(batch, *more))[1]
+        objective, "terms", lambda batch, *more: (rows.extend(batch.rows.tolist()), terms(batch, *more))[1]
     )
     trainer.run()
     return rows
@@ -90,7 +92,7 @@ def test_persist_optimizer_hands_on_the_moments_of_parameters_that_kept_their_sh
     first = bench.trainer(config)
     first.run()
     path = bench.folder / "optimizer.safetensors"
-    first.save_optimizer(path)
+    save_moments(first.optimizer, first.network, path)
     network = grown_network(first.network)
     grown = {f"head.{name}" for name in grown_parameters(first.network.head, network.head)}
     second = bench.trainer(
@@ -143,7 +145,7 @@ def test_training_fills_the_statistical_matrix_from_labels_and_the_prior(bench: 
     assert matrix[2, NEW:].tolist() == pytest.approx([0.25] * NEW)
 
 
-@pytest.mark.parametrize("method", sorted(registered()))
+@pytest.mark.parametrize("method", [name for name, kind in registered().items() if "ci_gcn" in kind.heads])
 def test_every_method_can_train_the_second_task_with_a_statistical_matrix(bench: Bench, method: str):
     config = settings(f"method={method}", "head=ci_gcn", "cigcn.correlation=Z->S", "train.epochs=1")
     trainer = bench.second(config)

@@ -1,0 +1,332 @@
+"""The contracts between steps: what each file and parameter holds, and how it is read and written.
+
+    contract         stored as                     made by                used by
+    Origin           parameter `origin`            ingest                 the steps that read data
+    DatasetFacts     dataset.json                  ingest                 people, and the pages of a cluster
+    Split            split.json                    split_labels           build_dataset, train
+    Training         training.json, in the model   train                  register
+    Scores           scores.parquet                evaluate               evaluate
+    Metrics          metrics.json                  evaluate               register
+    RegisteredTask   registered.json               register, prior        train, evaluate, register, report
+
+Task views (`csc.data.views`) and the model folder (`csc.model`) have modules of their own. What does not follow its
+contract is refused in one line that names the file and the key.
+"""
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import msgspec
+
+from csc.errors import BadData, BadModel, BadScenario, CscError
+from csc.scenario import Task
+from csc.storage import atomic_file, read_json, writable, write_json
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from csc.data.views import View
+
+__all__ = [
+    "DatasetFacts",
+    "Metrics",
+    "Origin",
+    "Registered",
+    "RegisteredTask",
+    "Run",
+    "Scores",
+    "Split",
+    "TaskResult",
+    "Training",
+]
+
+
+class _Contract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Plain data with a JSON form; keys that are missing, unknown or of another type are refused."""
+
+    refusal: ClassVar[type[CscError]] = BadData
+    made_by: ClassVar[str] = ""
+
+    @classmethod
+    def from_plain(cls, content: object, where: str) -> Self:
+        """Check what JSON gave.
+
+        Args:
+            content: what `to_plain` returned, after a way through JSON.
+            where: the file or parameter it comes from, for the message.
+        """
+        try:
+            return msgspec.convert(content, cls)
+        except msgspec.ValidationError as error:
+            remedy = f"; make it with the {cls.made_by} step" if cls.made_by else ""
+            raise cls.refusal(f"{where}: {_explained(str(error))}{remedy}") from None
+        except BadData as error:
+            raise cls.refusal(f"{where}: {error}") from None
+
+    def to_plain(self) -> dict[str, Any]:
+        """The same as dictionaries, lists, numbers and text."""
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        return plain
+
+    @classmethod
+    def read(cls, path: str | Path) -> Self:
+        """Read what `write` wrote."""
+        return cls.from_plain(read_json(Path(path)), str(path))
+
+    def write(self, path: str | Path) -> None:
+        """Write a file, whole or not at all."""
+        write_json(Path(path), self.to_plain())
+
+
+def _explained(message: str) -> str:
+    """Say in our words what msgspec found wrong.
+
+    >>> _explained("Object missing required field `seed` - at `$.run`")
+    "missing key 'seed' in run"
+    >>> _explained("Expected `int`, got `str` - at `$.tasks[0].task`")
+    'expected int, got str in tasks[0].task'
+    """
+    what, _, path = message.partition(" - at `$")
+    what = re.sub(r"^Object missing required field `(.*)`$", r"missing key '\1'", what)
+    what = re.sub(r"^Object contains unknown field `(.*)`$", r"unknown key '\1'", what)
+    what = what.replace("Expected", "expected").replace("`", "")
+    inside = path.strip("`.")
+    return f"{what} in {inside}" if inside else what
+
+
+class Origin(_Contract, frozen=True):
+    """What everything after ingest is made from: the data, by uri and content, and the code; and who tracks it.
+
+    It travels as a parameter, so that the pipeline's cache never serves results of other data or other code, nor
+    those that only another tracking server knows.
+    """
+
+    data: str
+    fingerprint: str
+    code: str
+    tracking: str = ""
+
+    @classmethod
+    def from_json(cls, text: str) -> "Origin":
+        """Read back what `to_json` wrote."""
+        try:
+            return cls.from_plain(json.loads(text), "parameter origin")
+        except ValueError as error:
+            raise BadData(f"parameter origin: not readable as JSON ({error})") from None
+
+    def to_json(self) -> str:
+        """The origin as a pipeline parameter."""
+        return json.dumps(self.to_plain(), sort_keys=True)
+
+
+class DatasetFacts(_Contract, frozen=True):
+    """What a data set is and where: the first artifact of a run."""
+
+    display_name: str
+    uri: str
+    fingerprint: str
+    classes: int
+    train_images: int
+    test_images: int
+
+
+class Split(_Contract, frozen=True, rename={"index": "task", "total": "tasks"}):
+    """Which classes a task of a scenario brings (`new`), and which there are with it (`seen`)."""
+
+    refusal: ClassVar[type[CscError]] = BadScenario
+    made_by: ClassVar[str] = "split_labels"
+
+    scenario: str
+    index: int
+    total: int
+    new: tuple[str, ...]
+    seen: tuple[str, ...]
+
+    @property
+    def task(self) -> Task:
+        """The task itself."""
+        return Task(self.index, self.total, self.new, self.seen)
+
+
+class Training(_Contract, frozen=True):
+    """How a model was trained."""
+
+    made_by: ClassVar[str] = "train"
+
+    view: str  # path of the training view
+    images: int
+    seconds: float
+    packages: dict[str, str]  # versions of what the model needs to be loaded
+    epochs: list[dict[str, float]]  # the losses of each
+
+
+class Metrics(_Contract, frozen=True):
+    """The numbers of a model after a task, as `csc.metrics.evaluate` describes them."""
+
+    made_by: ClassVar[str] = "evaluate"
+
+    mAP: float  # noqa: N815  # the names of the paper
+    CF1: float
+    OF1: float
+    CP: float
+    CR: float
+    OP: float
+    OR: float
+    FPR: float
+    ECE: float
+    H: float
+    forgetting: float
+    images: int
+    threshold: float
+    AP: dict[str, float]
+    best_AP: dict[str, float]  # noqa: N815
+    confidence: dict[str, list[int | float]]
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
+
+
+class TaskResult(_Contract, frozen=True):
+    """One task of a run, with the metrics of the model after it."""
+
+    task: int  # from 1
+    new: tuple[str, ...]
+    seen: tuple[str, ...]
+    metrics: Metrics
+    train_images: int
+    seconds: float  # of training
+
+    def __post_init__(self) -> None:
+        if missing := [name for name in self.seen if name not in self.metrics.AP]:
+            raise BadData(f"task {self.task}: no AP of {', '.join(missing)}; evaluate the task again")
+
+
+class Run(_Contract, frozen=True):
+    """A scenario run: what it was made from, and its tasks in order.
+
+    Attributes:
+        scenario: name such as `voc-b0c4`.
+        method: name such as `csc`.
+        seed: of all random choices.
+        initialisation: where the first weights came from.
+        data_fingerprint: of the data set, in hex.
+        code_version: of this library.
+        tasks: the finished tasks, at least one.
+        held_out: not 0 if it was tested on held-out training images, of so many images one.
+    """
+
+    scenario: str
+    method: str
+    seed: int
+    initialisation: str
+    data_fingerprint: str
+    code_version: str
+    tasks: tuple[TaskResult, ...]
+    held_out: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.tasks:
+            raise BadData(f"{self.scenario} {self.method}: no finished task, nothing to report")
+        for earlier, task in pairwise(self.tasks):
+            if task.task <= earlier.task or task.seen[: len(earlier.seen)] != earlier.seen:
+                raise BadData(
+                    f"task {task.task}: its seen classes must begin with those of task {earlier.task}, in task order"
+                )
+
+    @property
+    def summary(self) -> dict[str, float]:
+        """The numbers the paper's tables print: last and average."""
+        from csc import metrics
+
+        return metrics.summary([msgspec.structs.asdict(task.metrics) for task in self.tasks])
+
+    @property
+    def last(self) -> TaskResult:
+        """The task whose model is the result."""
+        return self.tasks[-1]
+
+
+class Registered(_Contract, frozen=True):
+    """A model version: what one task hands to the next."""
+
+    name: str
+    version: str
+    model_id: str
+    fingerprint: str
+    run_id: str
+    parent_run_id: str
+    location: str = ""
+
+    @property
+    def uri(self) -> str:
+        """The address by which anyone can load it."""
+        return f"models:/{self.name}/{self.version}"
+
+
+class RegisteredTask(_Contract, frozen=True):
+    """The model version of a task, and the results of the run up to it."""
+
+    refusal: ClassVar[type[CscError]] = BadModel
+    made_by: ClassVar[str] = "register"
+
+    model: Registered
+    run: Run
+
+
+_SCORE, _TARGET = "score:", "target:"  # before the name of a class, so that no name can be that of another column
+_ROW_GROUP = 4096  # images
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Confidences and targets of all test images: one column of each per class, so that every number can be recomputed.
+
+    Attributes:
+        confidences: (images, classes), between 0 and 1.
+        targets: of the same shape.
+        classes: names of the columns.
+    """
+
+    confidences: "NDArray[np.float32]"
+    targets: "NDArray[np.bool_]"
+    classes: tuple[str, ...]
+
+    @classmethod
+    def read(cls, path: str | Path) -> "Scores":
+        """Read what `write` wrote."""
+        import numpy as np
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        from csc.data.columns import to_numpy
+
+        try:
+            table = pq.ParquetFile(path).read()
+            classes = tuple(name.removeprefix(_SCORE) for name in table.column_names if name.startswith(_SCORE))
+            kinds = [[to_numpy(table[kind + name]) for name in classes] for kind in (_SCORE, _TARGET)]
+            confidences, targets = (np.stack(columns, axis=1) for columns in kinds)
+        except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+            raise BadData(f"{path}: not scores ({error}); make them with the evaluate step") from None
+        return cls(confidences, targets, classes)
+
+    @staticmethod
+    def write(view: "View", batches: "Iterable[NDArray[np.float32]]", path: str | Path) -> None:
+        """Write the confidences of a view's images, in its order, with the targets that the view shows."""
+        import numpy as np
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        from csc.data.columns import from_numpy
+
+        kinds = {_SCORE: np.concatenate(list(batches)), _TARGET: view.targets()}
+        names = [kind + name for kind in kinds for name in view.classes]
+        columns = [from_numpy(column) for values in kinds.values() for column in values.T]
+        table = pa.Table.from_arrays([view.table["image_id"], *columns], names=["image_id", *names])
+        with writable(Path(path)), atomic_file(Path(path)) as aside:
+            pq.write_table(table, aside, row_group_size=_ROW_GROUP)

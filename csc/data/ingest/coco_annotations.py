@@ -1,0 +1,174 @@
+"""One annotation file in COCO format: read and check it.
+
+The file is decoded straight into the few fields that are used; outlines, which are most of it, are never built.
+"""
+
+import codecs
+import hashlib
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+import msgspec
+
+from csc.data.ingest.shards import Listed
+from csc.data.ingest.source import Source
+from csc.errors import BadData
+
+__all__ = ["Annotations", "read_annotations"]
+
+_TABLES = ("images", "annotations", "categories")
+
+
+@dataclass(frozen=True)
+class Annotations:
+    """The content of one annotation file."""
+
+    file: PurePosixPath
+    sha256: str
+    categories: tuple[str, ...]
+    listing: tuple[Listed, ...]
+
+
+class _Image(msgspec.Struct, gc=False):
+    id: int
+    file_name: str
+
+
+class _Annotation(msgspec.Struct, gc=False):
+    id: int
+    image_id: int
+    category_id: int
+    iscrowd: int | bool = 0
+
+
+class _Category(msgspec.Struct, gc=False):
+    id: int
+    name: str
+
+
+class _File(msgspec.Struct):
+    """The fields that are read; all others are skipped."""
+
+    images: list[_Image]
+    annotations: list[_Annotation]
+    categories: list[_Category]
+
+
+def read_annotations(files: Source, root: PurePosixPath, name: str, split: str) -> Annotations:
+    """Read and check one annotation file; every image it lists must have a file.
+
+    Args:
+        files: the source.
+        root: folder that contains `annotations`.
+        name: of the annotation file.
+        split: `train` or `test`.
+    """
+    file = root / "annotations" / name
+    where, content = files.where(file), files.read(file)
+    sha256 = hashlib.sha256(content).hexdigest()
+    tables = _decode(content, where)
+    del content  # frees the memory; what is needed of it has been copied
+    _check(tables, where)
+    ordinary, crowded = _classes(tables, where)
+    image_files = _image_files(files, root, name, tables.images, where)
+    listing = []
+    for image in tables.images:
+        labels, crowds = ordinary[image.id], crowded.get(image.id, set())
+        classes = tuple(sorted(labels)), tuple(sorted(crowds - labels))
+        listing.append(Listed(f"{split}-{image.id:012d}", split, *classes, image_files[image.id]))
+    listing.sort()  # by the text of the id, which differs from the order of numbers above twelve digits
+    return Annotations(file, sha256, tuple(sorted(category.name for category in tables.categories)), tuple(listing))
+
+
+def _decode(content: bytes, where: str) -> _File:
+    """Decode the fields that are read."""
+    text = memoryview(content)[len(codecs.BOM_UTF8) :] if content.startswith(codecs.BOM_UTF8) else content
+    try:
+        return msgspec.json.decode(text, type=_File)
+    except msgspec.ValidationError as error:  # such as: Expected `int`, got `str` - at `$.images[3].id`
+        reason, _, position = str(error).replace("`", "'").partition(" - at '$.")
+        key = f"{position[:-1]}: " if position else ""
+        raise BadData(f"{where}: {key}{reason}; expected COCO format with lists {', '.join(_TABLES)}") from None
+    except (ValueError, RecursionError) as error:
+        raise BadData(f"{where}: not readable as JSON ({error}); expected a complete COCO annotation file") from None
+
+
+def _check(tables: _File, where: str) -> None:
+    """Check what the types do not: images and categories that are empty, repeated or have unusable names."""
+    for table in ("images", "categories"):
+        if not getattr(tables, table):
+            raise BadData(f"{where}: '{table}' is empty; expected at least one entry")
+    _check_unique([image.id for image in tables.images], "images", "id", where)
+    _check_unique([category.id for category in tables.categories], "categories", "id", where)
+    for row, image in enumerate(tables.images):
+        if image.id < 0:
+            raise BadData(f"{where}: images[{row}] has id {image.id}; expected a whole number from 0")
+    names = [category.name for category in tables.categories]
+    _check_texts([image.file_name for image in tables.images], "images", "file_name", where)
+    _check_texts(names, "categories", "name", where)
+    _check_unique(names, "categories", "name", where)
+
+
+def _check_unique(values: Sequence[Hashable], table: str, key: str, where: str) -> None:
+    """Refuse a value that appears twice."""
+    if len(set(values)) < len(values):
+        first: dict[Hashable, int] = {}
+        for row, value in enumerate(values):
+            if first.setdefault(value, row) != row:
+                raise BadData(f"{where}: {table}[{row}] repeats {key} {value!r} of {table}[{first[value]}]; keep one")
+
+
+def _check_texts(values: Sequence[str], table: str, key: str, where: str) -> None:
+    for row, value in enumerate(values):
+        if not value or value != value.strip() or not value.isprintable():
+            raise BadData(
+                f"{where}: {table}[{row}] has {key} {value!r}; expected a text that is not empty, in one line, "
+                "without spaces around it"
+            )
+
+
+def _classes(tables: _File, where: str) -> tuple[dict[int, set[str]], dict[int, set[str]]]:
+    """The classes of each image with an ordinary object, and of some images those with a crowd region."""
+    names = {category.id: category.name for category in tables.categories}
+    ordinary: dict[int, set[str]] = {image.id: set() for image in tables.images}
+    crowded: dict[int, set[str]] = {}
+    for row, item in enumerate(tables.annotations):
+        for key, value, known, table in (
+            ("image_id", item.image_id, ordinary, "images"),
+            ("category_id", item.category_id, names, "categories"),
+        ):
+            if value not in known:
+                raise BadData(
+                    f"{where}: annotations[{row}] has {key} {value}, which is not in '{table}'; "
+                    "remove one or add the other"
+                )
+        if item.iscrowd not in (0, 1):
+            raise BadData(f"{where}: annotations[{row}] has iscrowd {item.iscrowd}; expected 0 or 1")
+        classes = crowded.setdefault(item.image_id, set()) if item.iscrowd else ordinary[item.image_id]
+        classes.add(names[item.category_id])
+    return ordinary, crowded
+
+
+def _image_files(files: Source, root: PurePosixPath, name: str, images: Sequence[_Image], where: str) -> dict[int, str]:
+    """The file of each image, by its number."""
+    folder = name.removesuffix(".json").removeprefix("instances_")
+    candidates = [(parent, files.names(parent)) for parent in (root / folder, root / "images", root)]
+    found = {}
+    for image in images:
+        simple = "/" not in image.file_name
+        for parent, names in candidates:
+            if image.file_name in names if simple else files.has(parent / image.file_name):
+                found[image.id] = f"{parent}/{image.file_name}"
+                break
+        else:
+            raise BadData(f"{where}: image {image.id}: {_missing(files, root, folder, image.file_name)}")
+    return found
+
+
+def _missing(files: Source, root: PurePosixPath, folder: str, file_name: str) -> str:
+    """Say that an image is missing; if there is no folder of images, so are all others."""
+    advice = "add the file or remove the entry"
+    if not files.folders(root) & {folder, "images"}:
+        advice = f"put {folder}/ there, or give a folder that has the zip files of images and annotations side by side"
+    return f"no file {file_name!r} in {folder}/, images/ or next to annotations/; {advice}{files.still_packed()}"

@@ -1,0 +1,134 @@
+"""Update the memory after a task: which exemplars stay, and which images of the task are added."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from csc.config.schema import Memory as MemorySettings
+from csc.data.columns import from_numpy
+from csc.data.views import View
+from csc.replay.memory import POSITIONS, Memory
+from csc.replay.samplers import herding, ocdm, prs, reservoir
+from csc.scenario import Task
+
+__all__ = ["update"]
+
+Features = Callable[[], NDArray[np.float32]]
+Logits = Callable[[Sequence[int]], NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class _Added:
+    """Rows of a view to store, with the class each stands for and its rank in the order of that class."""
+
+    rows: NDArray[np.intp]
+    owner: NDArray[np.intp]
+    rank: NDArray[np.intp]
+
+
+def update(
+    memory: Memory,
+    view: View,
+    task: Task,
+    settings: MemorySettings,
+    *,
+    seed: int,
+    features: Features,
+    logits: Logits | None = None,
+) -> Memory:
+    """The memory after a task.
+
+    Args:
+        memory: from before the task, extended to it or not.
+        view: train view of the task.
+        task: which increment.
+        settings: sampler and size.
+        seed: of the run.
+        features: returns a feature vector for each image of the view; only called for herding.
+        logits: returns logits of the seen classes for some rows of the view; called once, for those added. None to
+            store no logits.
+    """
+    memory = memory.extended_to(view, task, settings.labels)
+    labels = view.targets()
+    labels[:, : len(task.old)] = False
+    rng = np.random.default_rng([seed, task.index])
+    if settings.sampler in ("reservoir", "prs", "ocdm"):
+        kept, added = _from_stream(memory, view, labels, settings, rng)
+    else:
+        kept, added = _by_class(memory, view, labels, settings, rng, features)
+    stored_logits = np.zeros((len(added.rows), len(task.seen)), np.float32)
+    if logits is not None and len(added.rows):
+        stored_logits[:] = logits(added.rows.tolist())
+    new = {
+        "labels": labels[added.rows],
+        "known": np.tile(np.array([len(task.old), len(task.seen)], np.int32), (len(added.rows), 1)),
+        "owner": added.owner.astype(np.int16),
+        "rank": added.rank.astype(np.int32),
+        "logits": stored_logits,
+        "stored": np.full(len(added.rows), 0 if logits is None else len(task.seen), np.int32),
+    }
+    positions = view.table.select(POSITIONS.names).take(from_numpy(added.rows)).cast(POSITIONS)
+    arrays: dict[str, Any] = {name: np.concatenate([getattr(kept, name), values]) for name, values in new.items()}
+    return replace(
+        kept,
+        table=pa.concat_tables([kept.table, positions]).combine_chunks(),
+        counts=kept.counts + labels.sum(axis=0),
+        seen=kept.seen + int(labels.any(axis=1).sum()),
+        **arrays,
+    )
+
+
+def _by_class(
+    memory: Memory,
+    view: View,
+    labels: NDArray[np.bool_],
+    settings: MemorySettings,
+    rng: np.random.Generator,
+    features: Features,
+) -> tuple[Memory, _Added]:
+    """The first k exemplars of each class: of an old one by rank, of a new one by herding or at random.
+
+    A total is split as ⌈total / n⌉, so it may be exceeded by less than n. With `unique`, an image that is
+    stored is not stored again for another class, which then has fewer.
+    """
+    k = settings.per_class or math.ceil(settings.total / len(memory.classes))
+    kept = memory.take(np.flatnonzero(memory.rank < k))
+    stored = kept.contains(view)
+    vectors = features() if settings.sampler == "herding" else None
+    found = []
+    for owner in range(labels.shape[1]):
+        rows = np.flatnonzero(labels[:, owner])
+        order = rng.permutation(len(rows))[:k] if vectors is None else herding(vectors[rows], k)
+        rows = rows[order]
+        rank = np.flatnonzero(~stored[rows]) if settings.unique else np.arange(len(rows))
+        stored[rows] = True
+        found.append((rows[rank], np.full(len(rank), owner), rank))
+    return kept, _Added(*map(np.concatenate, zip(*found, strict=True)))
+
+
+def _from_stream(
+    memory: Memory, view: View, labels: NDArray[np.bool_], settings: MemorySettings, rng: np.random.Generator
+) -> tuple[Memory, _Added]:
+    """What stays and what is added when the images of a view arrive one by one in a random order.
+
+    Images without a visible label are ignored; with `unique`, so are those that the memory has.
+    """
+    slots = settings.total
+    memory = memory.take(np.sort(rng.permutation(len(memory))[:slots]))  # all, unless the total became smaller
+    eligible = labels.any(axis=1)
+    if settings.unique:
+        eligible &= ~memory.contains(view)
+    order = rng.permutation(np.flatnonzero(eligible))
+    if settings.sampler == "reservoir":
+        indices = reservoir(len(memory), len(order), memory.seen, slots, rng)
+    elif settings.sampler == "prs":
+        indices = prs(memory.labels, labels[order], memory.counts, slots, settings.rho, rng)
+    else:
+        indices = ocdm(memory.labels, labels[order], memory.counts, slots, settings.rho)
+    kept, rows = indices[indices < len(memory)], order[indices[indices >= len(memory)] - len(memory)]
+    return memory.take(kept), _Added(rows, np.full(len(rows), -1), np.zeros(len(rows), np.intp))

@@ -1,0 +1,99 @@
+"""Files, local or in an object store: every output appears complete or not at all.
+
+A URI is a local path or `s3://bucket/prefix`. Only this package imports boto3.
+"""
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from csc.errors import BadData
+from csc.storage import s3
+from csc.storage.local import atomic_file, atomic_folder, parent_of, sha256_file, writable, write_json
+from csc.storage.s3 import delete, download, list_below, upload, version_of, versions_below
+from csc.storage.uris import NoSuchFile, absolute, is_remote, join, local_path
+
+__all__ = [
+    "absolute",
+    "atomic_file",
+    "atomic_folder",
+    "atomic_output",
+    "delete",
+    "download",
+    "exists",
+    "is_remote",
+    "join",
+    "list_below",
+    "local_path",
+    "parent_of",
+    "read_bytes",
+    "read_json",
+    "sha256_file",
+    "upload",
+    "version_of",
+    "versions_below",
+    "writable",
+    "write_bytes",
+    "write_json",
+]
+
+
+@contextlib.contextmanager
+def atomic_output(uri: str) -> Iterator[Path]:
+    """Yield a local file to write; its content appears at `uri`, local or remote, if the block succeeds."""
+    if not is_remote(uri):
+        with atomic_file(local_path(uri)) as path:
+            yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="csc-upload-") as folder:
+        path = Path(folder) / "file"
+        yield path
+        upload(path, uri)
+
+
+def read_json(uri: str | os.PathLike[str]) -> Any:
+    """Read JSON; an error names the file."""
+    try:
+        return json.loads(read_bytes(uri).decode("utf-8"))
+    except ValueError as error:
+        raise BadData(f"{uri}: not readable as JSON ({error})") from None
+
+
+def read_bytes(uri: str | os.PathLike[str]) -> bytes:
+    """Read a whole file; an error names it."""
+    if is_remote(uri):
+        return s3.read(os.fspath(uri))
+    path = local_path(uri)
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise NoSuchFile(f"{path}: no such file") from None
+    except OSError as error:
+        raise BadData(f"{path}: not readable ({error.strerror or error})") from None
+
+
+def write_bytes(uri: str | os.PathLike[str], content: bytes) -> None:
+    """Write a small file atomically."""
+    if is_remote(uri):
+        s3.write(os.fspath(uri), content)
+        return
+    path = local_path(uri)
+    with writable(path), atomic_file(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def exists(uri: str | os.PathLike[str]) -> bool:
+    """Whether there is a file of this name; a bucket or folder that cannot be read is an error."""
+    try:
+        if is_remote(uri):
+            version_of(os.fspath(uri))
+            return True
+        return local_path(uri).is_file()
+    except NoSuchFile:
+        return False
+    except OSError as error:
+        raise BadData(f"{uri}: not readable ({error.strerror or error})") from None

@@ -1,0 +1,99 @@
+"""Local files: an output appears complete or not at all."""
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from csc.errors import BadData
+
+__all__ = ["atomic_file", "atomic_folder", "parent_of", "sha256_file", "writable", "write_json"]
+
+
+@contextlib.contextmanager
+def atomic_folder(target: Path) -> Iterator[Path]:
+    """Yield an empty folder next to `target`; rename it to `target` if the block succeeds, else remove it."""
+    with writable(target):
+        target = target.resolve()  # write to the folder that a link points to
+        if target == Path.cwd():
+            raise BadData("cannot write the folder this command runs in; name it from outside")
+    with parent_of(target):
+        with writable(target):
+            if target.exists() and not target.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, "there is a file of this name")
+            temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        old = temporary.with_name(f"{temporary.name}.old")
+        try:
+            yield temporary
+            temporary.chmod(0o755)
+            with writable(target):
+                if target.is_dir():
+                    target.replace(old)
+                temporary.replace(target)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+            shutil.rmtree(old, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def atomic_file(target: Path) -> Iterator[Path]:
+    """Yield an empty file next to `target`; rename it to `target` if the block succeeds, else remove it."""
+    with parent_of(target):
+        with writable(target):
+            if target.is_dir():
+                raise IsADirectoryError(errno.EISDIR, "there is a folder of this name")
+            handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        os.close(handle)
+        temporary = Path(name)
+        try:
+            yield temporary
+            temporary.chmod(0o644)
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def parent_of(target: Path) -> Iterator[None]:
+    """Make the folders above `target`; remove those that are still empty when the block ends."""
+    with writable(target):
+        missing = [folder for folder in target.absolute().parents if not folder.exists()]
+    try:
+        with writable(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if not os.access(target.parent, os.W_OK):
+                raise PermissionError(errno.EACCES, "permission denied")
+        yield
+    finally:
+        for folder in missing:
+            with contextlib.suppress(OSError):  # not empty
+                folder.rmdir()
+
+
+@contextlib.contextmanager
+def writable(target: Path) -> Iterator[None]:
+    """Turn an OSError of the block into one line that says why `target` cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = "make room or choose another disk" if full else "choose a folder you may write to"
+        raise BadData(f"cannot write {target}: {error.strerror or error}; {remedy}") from None
+
+
+def write_json(target: Path, content: Any) -> None:
+    """Write indented JSON atomically; a number that is not finite is an error."""
+    with writable(target), atomic_file(target) as path:
+        path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def sha256_file(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,180 @@
+"""Run the cells of a study on this machine: each is a `csc run` in a process of its own, several at a time."""
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from csc.data.cores import cores
+from csc.errors import CscError
+from csc.study.cells import Cell, Result
+from csc.study.spec import dotted, written
+
+__all__ = ["command_of", "distinct", "run_cells"]
+
+_ERROR = "csc: "  # how the command begins the line that says what was wrong
+
+
+def distinct(cells: Iterable[Cell]) -> list[Cell]:
+    """The cells without those that ask for the same run as another, in the order in which to run them.
+
+    First seeds come first. Before all come the cells with most views of an image: their maps serve the others too.
+    """
+    unique: dict[str, Cell] = {}
+    for cell in cells:
+        unique.setdefault(cell.key or cell.name, cell)
+    return sorted(unique.values(), key=lambda cell: (-cell.views, cell.seed))
+
+
+def command_of(cell: Cell, workdir: str, options: Sequence[str] = ()) -> list[str]:
+    """The command line of a cell's run.
+
+    Args:
+        cell: to run.
+        workdir: folder of runs and results.
+        options: further words, the same for all cells.
+    """
+    settings = json.loads(cell.settings)
+    method, seed = settings.pop("method"), settings.pop("seed")
+    words = ["run", cell.scenario.name, "--method", method, "--seed", str(seed), "--workdir", workdir]
+    words += ["--data", cell.source.data] if cell.source else []
+    for key, value in dotted(settings):
+        words += ["--set", f"{key}={written(value)}"]
+    return [sys.executable, "-m", "csc", *words, *options]
+
+
+def run_cells(
+    cells: Sequence[Cell],
+    command: Callable[[Cell], list[str]],
+    look_up: Callable[[Cell], Result],
+    *,
+    parallel: int = 1,
+    verbose: bool = False,
+) -> dict[str, str]:
+    """Run cells to their ends, whatever becomes of each; return why some failed, by their keys.
+
+    A line is printed for each cell that ends. The first of the cells that share feature maps makes them; the others
+    wait until it has ended. An interrupt ends all runs before it is raised again.
+
+    Args:
+        cells: to run, in this order.
+        command: gives the command line of a cell.
+        look_up: finds the result of a cell whose command has succeeded.
+        parallel: how many run at the same time.
+        verbose: print all output of the commands.
+    """
+    waiting, running, failed = list(cells), list[_Run](), dict[str, str]()
+    ended: queue.Queue[_Run] = queue.Queue()
+    environment = _environment(min(parallel, len(cells)))
+    have_maps = set[object]()
+    try:
+        while waiting or running:
+            for cell in _startable(waiting, [run.cell.maps for run in running], have_maps, parallel - len(running)):
+                waiting.remove(cell)
+                running.append(_Run.start(cell, command(cell), environment, ended, verbose))
+            run = ended.get()
+            running.remove(run)
+            have_maps.add(run.cell.maps)
+            result, reason = run.outcome(look_up)
+            title = f"[{len(cells) - len(waiting) - len(running)}/{len(cells)}] {run.cell.name}"
+            if result is not None:
+                numbers = f"last mAP {result.metrics['last_mAP']:.1f}, average {result.metrics['avg_mAP']:.1f}"
+                print(f"{title}: {numbers} ({run.seconds:.0f} s)", flush=True)
+            else:
+                failed[run.cell.key] = reason
+                print(f"{title}: failed after {run.seconds:.0f} s: {reason}", flush=True)
+    finally:
+        for run in running:
+            run.process.terminate()  # `csc run` takes it as an interrupt
+        for run in running:
+            run.process.wait()
+    return failed
+
+
+def _environment(parallel: int) -> dict[str, str]:
+    """The variables of the commands: where several run at the same time, each gets its share of the cores.
+
+    Threads that wait for work give up their core, or those of another run would wait for it. What is set already stays.
+    """
+    shares = {"OMP_NUM_THREADS": str(max(1, cores() // max(1, parallel))), "OMP_WAIT_POLICY": "PASSIVE"}
+    missing = {name: value for name, value in shares.items() if parallel > 1 and not os.environ.get(name)}
+    return {**os.environ, **missing}
+
+
+def _startable(waiting: Sequence[Cell], running: Sequence[object], have_maps: set[object], free: int) -> list[Cell]:
+    """The next cells to start: not those whose maps another one is about to make.
+
+    Args:
+        waiting: cells that have not begun.
+        running: the maps of those that have, empty for none.
+        have_maps: maps that are made.
+        free: how many may begin.
+    """
+    making, chosen = set(running) - have_maps, list[Cell]()
+    for cell in waiting:
+        if len(chosen) < free and (not cell.maps or cell.maps not in making):
+            chosen.append(cell)
+            making |= {cell.maps} - have_maps
+    return chosen
+
+
+@dataclass(eq=False)
+class _Run:
+    """The process of a cell, and the line of its output that says why it failed."""
+
+    cell: Cell
+    process: "subprocess.Popen[str]"
+    verbose: bool
+    started: float = field(default_factory=time.monotonic)
+    seconds: float = 0.0
+    error: str = ""
+    last_line: str = ""
+
+    @classmethod
+    def start(
+        cls, cell: Cell, command: Sequence[str], environment: dict[str, str], ended: "queue.Queue[_Run]", verbose: bool
+    ) -> "_Run":
+        """Start the command of a cell, which is put into a queue when it has ended."""
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        run = cls(cell, process, verbose)
+        threading.Thread(target=run._follow, args=(ended,), daemon=True).start()
+        return run
+
+    def _follow(self, ended: "queue.Queue[_Run]") -> None:
+        """Read the output to its end. Were nobody to read it, the process would stop when a buffer is full."""
+        for line in self.process.stdout or ():
+            if self.verbose:
+                print(f"{self.cell.name} | {line}", end="", flush=True)
+            if line.startswith(_ERROR):
+                self.error = line.removeprefix(_ERROR).strip()
+            self.last_line = line.strip() or self.last_line
+        self.process.wait()
+        self.seconds = time.monotonic() - self.started
+        ended.put(self)
+
+    def outcome(self, look_up: Callable[[Cell], Result]) -> tuple[Result | None, str]:
+        """The result of a run that has ended; none, and the reason, if it has failed."""
+        code = self.process.returncode
+        if code < 0:
+            return None, f"ended by {signal.Signals(-code).name}"
+        if code > 0:
+            return None, self.error or self.last_line or f"exit code {code}, no output"
+        try:
+            result = look_up(self.cell)
+        except CscError as error:
+            return None, str(error)
+        return (None, result.reason) if result.missing else (result, "")

@@ -1,0 +1,167 @@
+"""Questions to the tracking server: which scenario runs there are and how far they have come; and closing them."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from csc.tracking.retry import translate_errors
+from csc.tracking.server import connect, nothing_tracked, tracking_uri, without_secrets
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+    from mlflow.tracking import MlflowClient
+
+__all__ = [
+    "ScenarioRun",
+    "TaskProgress",
+    "close_runs",
+    "curve",
+    "finished_runs",
+    "progress_since",
+    "reach",
+    "with_tags",
+]
+
+
+@dataclass(frozen=True)
+class ScenarioRun:
+    """A run of a whole scenario, as the server knows it."""
+
+    run_id: str
+    tags: dict[str, str]
+    params: dict[str, str]
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True)
+class TaskProgress:
+    """How far a task has come.
+
+    Attributes:
+        task: its number.
+        status: of its run: `RUNNING`, `FINISHED`, `FAILED` or `KILLED`.
+        epoch: the last one that was logged, from 1; 0 before the first, and of a task with results.
+        metrics: the latest value of each; with results, `mAP` is among them.
+        changed: when something last happened, in milliseconds since 1970.
+    """
+
+    task: int
+    status: str
+    epoch: int
+    metrics: dict[str, float]
+    changed: int
+
+
+def reach() -> str:
+    """Ask the tracking server something small; return its address, without secrets, once it has answered."""
+    with translate_errors():
+        connect().search_experiments(max_results=1)
+    return without_secrets(tracking_uri())
+
+
+def with_tags(tags: Mapping[str, str]) -> str:
+    """The filter for what has all these tags.
+
+    >>> with_tags({"csc.role": "task", "csc.task": "1"})
+    "tags.`csc.role` = 'task' and tags.`csc.task` = '1'"
+    """
+    return " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
+
+
+def finished_runs(scenario: str) -> list[ScenarioRun]:
+    """The finished runs of a scenario, in whatever experiment, newest first; looking changes nothing.
+
+    Args:
+        scenario: name, for instance `voc-b0c4`.
+    """
+    if nothing_tracked():
+        return []
+    query = f"{with_tags({'csc.role': 'scenario', 'csc.scenario': scenario})} and attributes.status = 'FINISHED'"
+    with translate_errors():
+        client = connect()
+        experiments = _experiments(client)
+        page = client.search_runs(experiments, query)
+        found = list(page)
+        while page.token:
+            page = client.search_runs(experiments, query, page_token=page.token)
+            found += page
+    return [_scenario_run(run) for run in found]
+
+
+def curve(run_id: str) -> tuple[float, ...]:
+    """The mAP after each task of a scenario run."""
+    with translate_errors():
+        history = connect().get_metric_history(run_id, "mAP")
+    return tuple(metric.value for metric in sorted(history, key=lambda metric: metric.step))
+
+
+def progress_since(scenario: str, method: str, seed: int, since: float) -> list[tuple[ScenarioRun, list[TaskProgress]]]:
+    """Scenario runs on which something happened since a time, newest first, each with its tasks; nothing is changed.
+
+    Args:
+        scenario: name, for instance `voc-b0c4`.
+        method: name.
+        seed: of the run.
+        since: seconds since 1970.
+    """
+    if nothing_tracked():
+        return []
+    tags = {"csc.role": "scenario", "csc.scenario": scenario, "csc.method": method, "csc.seed": str(seed)}
+    newest = ["attributes.start_time DESC"]
+    found = []
+    with translate_errors():
+        client = connect()
+        for run in client.search_runs(_experiments(client), with_tags(tags), max_results=10, order_by=newest):
+            tasks = _task_progress(client, run)
+            changed = max(run.info.start_time, run.info.end_time or 0, *(task.changed for task in tasks))
+            if changed >= since * 1000:
+                found.append((_scenario_run(run), tasks))
+    return found
+
+
+def close_runs(keys: Iterable[str], status: str) -> list[str]:
+    """Close what is still open of scenario runs that ended early: their own runs and those of their tasks.
+
+    A run that stays open looks as if somebody were still at work on it. The next try opens it again.
+
+    Args:
+        keys: of the scenario runs, see `csc.tracking.runs.run_key`.
+        status: `FAILED` or `KILLED`.
+
+    Returns:
+        The names of the runs that were open.
+    """
+    if nothing_tracked():
+        return []
+    closed = []
+    with translate_errors():
+        client = connect()
+        experiments = _experiments(client)
+        for key in keys:
+            query = f"{with_tags({'csc.run_key': key})} and attributes.status = 'RUNNING'"
+            for run in client.search_runs(experiments, query):
+                client.set_terminated(run.info.run_id, status)
+                closed.append(str(run.info.run_name))
+    return closed
+
+
+def _experiments(client: "MlflowClient") -> list[str]:
+    return [experiment.experiment_id for experiment in client.search_experiments()]
+
+
+def _scenario_run(run: "Run") -> ScenarioRun:
+    return ScenarioRun(run.info.run_id, run.data.tags, run.data.params, run.data.metrics)
+
+
+def _task_progress(client: "MlflowClient", scenario: "Run") -> list[TaskProgress]:
+    """The tasks of a scenario run, in their order."""
+    query = with_tags({"csc.role": "task", "csc.scenario_run": scenario.info.run_id})
+    tasks = []
+    for run in client.search_runs([scenario.info.experiment_id], query):
+        metrics, epoch = run.data.metrics, 0
+        changed = max(run.info.start_time, run.info.end_time or 0)
+        if "train/loss" in metrics and "mAP" not in metrics:
+            newest = max(client.get_metric_history(run.info.run_id, "train/loss"), key=lambda point: point.step)
+            epoch, changed = newest.step, max(changed, newest.timestamp)
+        tasks.append(TaskProgress(int(run.data.tags["csc.task"]), run.info.status, epoch, metrics, changed))
+    return sorted(tasks, key=lambda task: task.task)

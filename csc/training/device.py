@@ -1,0 +1,57 @@
+"""Networks where they run: on a device, in the memory format that is fastest there."""
+
+import copy
+import ctypes
+import sys
+
+import torch
+
+from csc.config.schema import Config
+from csc.nets.backbone import Backbone
+from csc.nets.folding import fold_batch_norms
+from csc.nets.network import Network
+
+__all__ = ["for_inference", "keep_memory", "memory_format", "to_device"]
+
+CHANNELS_LAST_ON_CPU = ("tf_efficientnet", "efficientnet", "tresnet", "test_resnet")
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's malloc.h
+
+
+def to_device(network: Network, config: Config, device: torch.device, *, learns: bool = True) -> Network:
+    """Move a network to a device; it is the same network afterwards."""
+    if device.type == "cpu":
+        keep_memory()
+    return network.to(device).to(memory_format=memory_format(config, device, learns=learns))
+
+
+def for_inference(network: Network, config: Config, device: torch.device) -> Network:
+    """A copy of a network that says the same with less work: in evaluation for good, batch-norms folded."""
+    frozen = copy.deepcopy(network).eval().requires_grad_(False)
+    if isinstance(frozen.backbone, Backbone):
+        fold_batch_norms(frozen.backbone.net)
+    return to_device(frozen, config, device, learns=False)
+
+
+def memory_format(config: Config, device: torch.device, *, learns: bool = True) -> torch.memory_format:
+    """How the network's tensors lie in memory.
+
+    Channels last is faster on GPUs for all networks; on a CPU for forward passes alone, and for the training of those
+    that were measured to be (`make bench` (step)).
+    """
+    wanted = config.train.channels_last
+    auto = device.type == "cuda" or not learns or config.backbone.name.startswith(CHANNELS_LAST_ON_CPU)
+    return torch.channels_last if wanted == "on" or (wanted == "auto" and auto) else torch.contiguous_format
+
+
+def keep_memory() -> None:
+    """Have the memory that this process frees stay with it, for its next step.
+
+    A step frees gigabytes and asks for them again. glibc gives large pieces back to the system at once, which then has
+    to clear every page of them: up to a quarter of the time of a step. Where there is no glibc, nothing happens.
+    """
+    if sys.platform != "linux":
+        return
+    tune = getattr(ctypes.CDLL(None), "mallopt", None)
+    if tune is not None:
+        tune(M_MMAP_MAX, 0)  # nothing is mapped for itself
+        tune(M_TRIM_THRESHOLD, -1)  # the heap never shrinks

@@ -1,0 +1,88 @@
+"""What a task is learned from: its images, and the exemplars of earlier tasks."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from csc.config.schema import Config
+from csc.data.loading import Batches, training_batches, workers_for
+from csc.data.maps import map_batches
+from csc.data.order import Draw, draw_exemplars, order
+from csc.data.views import View
+from csc.distributed.group import Group
+from csc.replay.memory import Memory, joined
+from csc.training.inference import outputs
+
+__all__ = ["Examples"]
+
+
+@dataclass
+class Examples:
+    """The images of a task with, behind them, exemplars; and their batches, of which each process loads its shard.
+
+    Attributes:
+        view: of the task; with the exemplars once this is made.
+        memory: exemplars of earlier tasks, as this task may see them.
+        draws: batches of exemplars that are drawn beside each batch of the task, if they do not come among it.
+        features: place of cached feature maps that come in the place of images; none if empty.
+        own: rows of the task itself; exemplars come after them.
+    """
+
+    config: Config
+    view: View
+    task: int
+    memory: Memory | None
+    draws: int
+    features: str
+    group: Group
+
+    def __post_init__(self) -> None:
+        self.own = len(self.view)
+        self.seed = self.config.seed * 1_000 + self.task
+        if self.memory is not None:
+            self.view = joined(self.view, self.memory)
+
+    @property
+    def shown(self) -> int:
+        """How many images an epoch shows: the task's, and exemplars unless they are drawn beside them."""
+        return self.own if self.config.memory.replay == "batch" else len(self.view)
+
+    def order(self, epoch: int) -> list[list[Draw]]:
+        """Of each batch of an epoch the rows, and the exemplars that are drawn beside them."""
+        settings, batch_size = self.config.memory, self.config.train.batch_size
+        shuffle = not self.config.release_quirks.no_shuffle
+        batches = [[Draw(rows)] for rows in order(self.shown, batch_size, self.seed, epoch, shuffle=shuffle)]
+        if self.memory is not None and settings.replay == "batch":
+            exemplars = range(self.own, len(self.view))
+            size = min(settings.batch_size or batch_size, len(exemplars))
+            drawn = iter(draw_exemplars(exemplars, size, len(batches) * self.draws, self.seed, epoch))
+            for batch in batches:
+                batch += [next(drawn) for _ in range(self.draws)]
+        return batches
+
+    def batches(self, epochs: range) -> Batches:
+        """This process's shard of all batches of the given epochs."""
+        plan = [
+            (epoch, [[Draw(self.group.shard(draw.rows), draw.number) for draw in batch] for batch in self.order(epoch)])
+            for epoch in epochs
+        ]
+        settings = self.config.input
+        if self.features:
+            views = self.config.features.views if settings.augment else 0
+            return map_batches(self.view, self.features, plan, self.seed, views=views)
+        return training_batches(
+            self.view,
+            plan,
+            seed=self.seed,
+            size=settings.size,
+            decode=settings.decode,
+            augment=settings.augment,
+            workers=workers_for(self.config.train.workers, self.group.device),
+        )
+
+    def outputs(self, function: Callable[[Tensor], Tensor], rows: Sequence[int]) -> Tensor:
+        """What a function of images returns for some rows, as they are; all of it in every process."""
+        found = outputs(function, self.view, rows, self.config, self.features, self.group)
+        return torch.cat([values for _, values in found])

@@ -1,0 +1,65 @@
+"""What networks say of images as they are, without augmentation and without learning."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from csc.config.schema import Config
+from csc.data.loading import Batches, evaluation_batches, workers_for
+from csc.data.maps import map_batches
+from csc.data.order import Draw
+from csc.data.views import View
+from csc.distributed.group import Group, single_process
+from csc.nets.network import Network
+from csc.training.device import for_inference
+
+__all__ = ["confidences", "outputs", "plain_batches"]
+
+
+def confidences(
+    network: Network, view: View, config: Config, features: str = "", group: Group | None = None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Sigmoid confidences of a network on a view, batch by batch: (rows, float32 confidences), in full precision.
+
+    Every process of a group gets all of them, each image scored by one.
+    """
+    group = group or single_process()
+    scorer = for_inference(network, config, group.device)
+    for rows, logits in outputs(scorer, view, range(len(view)), config, features, group):
+        yield rows, logits.sigmoid()
+
+
+def outputs(
+    function: Callable[[Tensor], Tensor], view: View, rows: Sequence[int], config: Config, features: str, group: Group
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """What a function of images returns for some rows of a view, batch by batch: (rows, float32 values).
+
+    Every process of the group gets all of them.
+    """
+    size = 2 * config.train.batch_size * group.world
+    steps = [rows[start : start + size] for start in range(0, len(rows), size)]
+    batches = plain_batches(view, [group.shard(step) for step in steps], config, features, group.device)
+    for step, batch in zip(steps, batches, strict=True):
+        with torch.inference_mode():
+            values = function(batch.to(group.device).images).float()
+            gathered = group.gather(values, len(step)).cpu()
+        yield torch.tensor(step), gathered
+
+
+def plain_batches(
+    view: View, batches: Sequence[Sequence[int]], config: Config, features: str, device: torch.device
+) -> Batches:
+    """Batches of the given rows, without augmentation.
+
+    Args:
+        view: which images.
+        batches: the rows of each.
+        config: settings.
+        features: place of cached feature maps that come in the place of images; none if empty.
+        device: that the batches are for.
+    """
+    if features:
+        return map_batches(view, features, [(0, [[Draw(rows)] for rows in batches])], 0, views=0)
+    workers = workers_for(config.train.workers, device)
+    return evaluation_batches(view, batches, size=config.input.size, decode=config.input.decode, workers=workers)

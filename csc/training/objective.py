@@ -1,0 +1,179 @@
+"""From a batch to loss terms: a method, its networks, and the images that they look at."""
+
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from csc.config.schema import Config
+from csc.data.loading import Batch
+from csc.methods.base import Method, Replay, Step
+from csc.nets.correlation import statistical_cm
+from csc.nets.network import Network, Outputs
+from csc.training.examples import Examples
+from csc.training.inference import plain_batches
+from csc.training.precision import Precision
+
+__all__ = ["Objective"]
+
+
+class Objective:
+    """What a task's training minimises; also the `Lesson` that its method looks at.
+
+    Args:
+        config: settings.
+        method: gives the terms.
+        network: that learns; on its device, with what must not learn frozen.
+        prior: model of the task before, made for inference, if the method asks for it.
+        new: how many classes are new.
+        examples: to learn from.
+        precision: of the forward passes.
+
+    Attributes:
+        learner: the network as training calls it: compiled if wanted, its gradients averaged over processes.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        method: Method,
+        network: Network,
+        prior: Network | None,
+        new: int,
+        examples: Examples,
+        precision: Precision,
+    ) -> None:
+        self.config, self.method, self.network, self.prior = config, method, network, prior
+        self.new, self.examples, self.precision, self.group = new, examples, precision, examples.group
+        self.needs_intermediates = method.needs_intermediates
+        self.device, self.classes = self.group.device, examples.view.classes
+        # A frozen backbone is the same in both networks: it runs once, and they go on from its maps.
+        frozen = config.backbone.frozen
+        learner, self._teacher = (net.on_maps() if net and frozen else net for net in (network, prior))
+        compiled = torch.compile(learner) if config.train.compile else learner
+        self.learner = self.group.learner(cast(nn.Module, compiled))
+        self._prior_logits: Tensor | None = None
+        self._tables = self._make_tables()
+
+    def begin(self) -> None:
+        """Prepare for the first step; also of a try that resumes."""
+        # Of plain cached maps the prior model always says the same, so it is asked once.
+        fixed = self.examples.features and not self.config.input.augment
+        if self.prior is not None and fixed and not self.needs_intermediates:
+            self._prior_logits = self.logits_of_prior()
+        self.method.begin(self)
+        if any(name == "statistical_cm" for name, _ in self.network.head.named_buffers()):
+            self._count_correlations()
+
+    def finish(self) -> None:
+        """Let the method work out what later tasks need of this one."""
+        self.method.finish(self)
+
+    def logits_of_prior(self) -> Tensor:
+        """What the prior model says of every training image as it is, exemplars included."""
+        assert self.prior is not None
+        return self.examples.outputs(self.prior, range(len(self.examples.view))).to(self.device)
+
+    def logits(self, rows: Sequence[int]) -> Tensor:
+        """What the network says now of some training images, as they are."""
+        return self.examples.outputs(self.network.eval(), rows)
+
+    def pooled_features(self) -> Tensor:
+        """The pooled last maps of the task's own images (rows, channels), in evaluation mode."""
+        network = self.network.eval()
+        own = range(self.examples.own)
+        return self.examples.outputs(lambda images: network.features(images).mean(dim=(2, 3)), own)
+
+    def plain_batches(self, size: int, most: int) -> Iterator[Batch]:
+        """The task's own images without augmentation, drawn at random, at most so many."""
+        examples = self.examples
+        rows = np.random.default_rng([examples.seed, 3]).permutation(examples.own)[:most].tolist()
+        steps = [rows[start : start + size] for start in range(0, len(rows), size)]
+        for batch in plain_batches(examples.view, steps, self.config, examples.features, self.device):
+            yield batch.to(self.device)
+
+    def terms(self, batch: Batch, sizes: list[int], share: float) -> dict[str, Tensor]:
+        """The loss terms of a batch, the same in all processes.
+
+        Args:
+            batch: this process's shard: rows of the task, then those of each draw from the memory.
+            sizes: how many of each there are in all processes.
+            share: of the update that the batch is; less than 1 if batches are accumulated.
+        """
+        own = [len(self.group.shard(range(size))) for size in sizes]
+        with self.precision.autocast:
+            learner, prior = self._outputs(batch, own[0])
+            distances = self.method.distances(learner.first(own[0]), prior) if self.needs_intermediates else {}
+
+        def gather(values: Tensor) -> list[Tensor]:
+            """The rows of all processes: those of the task, then those of each draw."""
+            draws = zip(torch.split(values, own), sizes, strict=True)
+            return [self.group.gather(draw, size) for draw, size in draws]
+
+        logits, targets = gather(learner.logits.float()), gather(batch.targets)
+        per_image = {name: self.group.gather(values.float(), sizes[0]) for name, values in distances.items()}
+        prior_logits = self.group.gather(prior.logits.float(), sizes[0]) if prior is not None else None
+        known: Tensor | None = None
+        replays: tuple[Replay, ...] = ()
+        if self._tables is not None:
+            rows = gather(batch.rows)
+            draws = zip(logits[1:], targets[1:], rows[1:], strict=True)
+            replays = tuple(Replay(z, y, *(table[drawn] for table in self._tables)) for z, y, drawn in draws)
+            known = self._tables[0][rows[0]] if self.config.memory.replay == "concat" else None
+        step = Step(logits[0], targets[0], self.new, prior_logits, known, per_image, replays, share)
+        return self.method.loss(step) | self.method.penalty(self.network)
+
+    def _outputs(self, batch: Batch, own: int) -> tuple[Outputs, Outputs | None]:
+        """What the learner says of all images, and the prior model of the task's."""
+        images = batch.images
+        if self.config.backbone.frozen:
+            with torch.no_grad():
+                images = self.network.features(images)
+        prior = self._prior_outputs(images[:own], batch.rows[:own])  # first: what it computes with is free again then
+        return _as_outputs(self.learner(images, self.needs_intermediates)), prior
+
+    def _prior_outputs(self, images: Tensor, rows: Tensor) -> Outputs | None:
+        """What the prior model says, if there is one: looked up where it is known, otherwise asked."""
+        if self._prior_logits is not None:
+            return _as_outputs(self._prior_logits[rows])
+        if self._teacher is None:
+            return None
+        intermediates = self.needs_intermediates
+        with torch.no_grad(), torch.inference_mode(not intermediates):
+            answer = _as_outputs(self._teacher(images, intermediates))
+        return answer if intermediates else _as_outputs(answer.logits.clone())  # the graph takes no inference tensor
+
+    def _make_tables(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Of each row: which labels are known, the logits that were stored with it, and for which classes."""
+        memory = self.examples.memory
+        if memory is None:
+            return None
+        shape = self.examples.own, len(self.classes)
+        known, nothing = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape)
+        known[:, -self.new :] = True
+        stored = torch.arange(shape[1]) < torch.from_numpy(memory.stored).unsqueeze(1)
+        return (
+            torch.cat([known, torch.from_numpy(memory.known_mask())]).to(self.device),
+            torch.cat([nothing, torch.from_numpy(memory.logits)]).to(self.device),
+            torch.cat([nothing.bool(), stored]).to(self.device),
+        )
+
+    def _count_correlations(self) -> None:
+        """Fill the head's statistical matrix from the task's labels and the prior model's scores."""
+        own = self.examples.own
+        labels = torch.from_numpy(self.examples.view.targets()[:own])
+        matrix = self.network.head.get_buffer("statistical_cm")
+        if self.config.labels == "seen":  # nothing is hidden: all classes are counted alike
+            matrix.copy_(statistical_cm(labels))
+            return
+        old = len(self.classes) - self.new
+        prior_logits = self.logits_of_prior()[:own].cpu() if self.prior is not None else None
+        prior_cm = matrix[:old, :old].cpu().clone() if old else None
+        matrix.copy_(statistical_cm(labels[:, old:], prior_logits, prior_cm))
+
+
+def _as_outputs(answer: Tensor | Outputs) -> Outputs:
+    """Logits alone as outputs of which nobody asks for more."""
+    return answer if isinstance(answer, Outputs) else Outputs(answer, answer, (), None)
