@@ -25,7 +25,7 @@ from csc.data.augment import Pixels, augment
 from csc.data.columns import to_numpy
 from csc.data.cores import cores
 from csc.data.order import Draw, Plan, flat
-from csc.data.shards import ImageShards
+from csc.data.shards import FORMATS, ImageShards
 from csc.data.views import View
 from csc.errors import BadData, CscError
 
@@ -103,7 +103,7 @@ def decode(jpeg: bytes | memoryview, size: int, mode: str = "fast") -> Pixels:
     """
     pixels = _scaled(jpeg, size) if mode == "fast" else None
     if pixels is None:
-        image = Image.open(io.BytesIO(jpeg)).convert("RGB")
+        image = Image.open(io.BytesIO(jpeg), formats=FORMATS).convert("RGB")
         return np.array(image.resize((size, size), Image.Resampling.BILINEAR))
     return pixels if pixels.shape == (size, size, 3) else _resized(pixels, size)
 

@@ -10,7 +10,9 @@ from csc.data.cache import NodeCache
 from csc.errors import BadData
 from csc.storage import is_remote, join, read_json
 
-__all__ = ["ImageShards", "ShardFiles"]
+__all__ = ["FORMATS", "ImageShards", "ShardFiles"]
+
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")  # that are decoded; others may start programs
 
 
 class ShardFiles:

@@ -18,6 +18,7 @@ import pyarrow as pa
 from PIL import Image, UnidentifiedImageError
 
 from csc.data.ingest.source import DamagedFile, Source
+from csc.data.shards import FORMATS
 from csc.errors import BadData, CscError, Unavailable
 from csc.storage import absolute, sha256_file
 
@@ -39,7 +40,6 @@ __all__ = [
 ]
 
 # Formats that are decoded: Pillow knows others that start programs, such as Ghostscript for EPS.
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")
 JPEG_QUALITY = 90  # of images that are scaled down
 BATCH_ROWS = 256
 BATCH_BYTES = 64 << 20  # a batch of large images has fewer rows
