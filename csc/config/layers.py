@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from csc.config.reading import Settings, convert, load_yaml
-from csc.config.schema import Config, flatten
+from csc.config.schema import Config
+from csc.config.tree import flatten, merged, nested
 from csc.errors import BadConfig
 
 if TYPE_CHECKING:
@@ -45,14 +46,14 @@ def resolve(
     method = wanted.get("method", "csc")
     if not isinstance(method, str) or method not in methods():
         raise BadConfig(f"method '{method}' is not known; choose one of {', '.join(methods())}")
-    values = _over(_values(dataset, method), shared or {})
+    values = merged(_values(dataset, method), shared or {})
     head = wanted.get("head", values["head"])
     if head not in method_class(method).heads:
         raise BadConfig(f"head={head}: method '{method}' takes only {', '.join(method_class(method).heads)}")
     form = _form(method, str(head))
     _check_read(wanted, form, method)
     _check_facts(wanted, dataset, method)
-    config = convert(form, _over(_readable(values, form), wanted), words=True)
+    config = convert(form, merged(_readable(values, form), wanted), words=True)
     method_class(method).check(config)
     return config
 
@@ -69,12 +70,8 @@ def differences(dataset: str, config: Config) -> str:
     values = _readable(_values(dataset, config.method), type(config))
     default = dict(_defaults(type(config))) | dict(flatten(values))
     always = ("method", "seed", *method_class(config.method).facts)
-    tree: dict[str, Any] = {}
-    for key, value in config.flat().items():
-        if key in always or value != default[key]:
-            group, _, name = key.rpartition(".")
-            (tree.setdefault(group, {}) if group else tree)[name] = value
-    return json.dumps(tree, sort_keys=True)
+    changed = {key: value for key, value in config.flat().items() if key in always or value != default[key]}
+    return json.dumps(nested(changed), sort_keys=True)
 
 
 @cache
@@ -138,10 +135,8 @@ def _values(dataset: str, method: str) -> dict[str, Any]:
     preset = dataset if _has_preset(dataset) else _FALLBACK_PRESET
     own = _yaml(_VALUES / f"{method}.yaml")
     like = _yaml(_VALUES / f"{own['like']}.yaml") if "like" in own else {}
-    tree: dict[str, Any] = {"method": method, "head": method_class(method).heads[0]}
-    for layer in (_yaml(_PRESETS / f"{preset}.yaml"), *_layers(like, preset), *_layers(own, preset)):
-        tree = _over(tree, layer)
-    return tree
+    chosen = {"method": method, "head": method_class(method).heads[0]}
+    return merged(chosen, _yaml(_PRESETS / f"{preset}.yaml"), *_layers(like, preset), *_layers(own, preset))
 
 
 def _has_preset(dataset: str) -> bool:
@@ -150,15 +145,6 @@ def _has_preset(dataset: str) -> bool:
 
 def _layers(values: Mapping[str, Any], preset: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     return values.get("settings", {}), values.get("datasets", {}).get(preset, {})
-
-
-def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Two layers as one; where both say something, the upper one counts."""
-    merged = dict(below)
-    for key, value in above.items():
-        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
-        merged[key] = {**merged[key], **value} if both else value
-    return merged
 
 
 @cache
@@ -205,16 +191,7 @@ def _check_facts(wanted: Mapping[str, Any], dataset: str, method: str) -> None:
 def _readable(values: Mapping[str, Any], form: type[Config]) -> dict[str, Any]:
     """What of presets and values a run reads; they are written for all methods and heads."""
     known = dict(_defaults(form))
-    tree: dict[str, Any] = {}
-    for key, value in flatten(values):
-        if key in known:
-            tree = _over(tree, _nested(key, value))
-    return tree
-
-
-def _nested(key: str, value: Any) -> dict[str, Any]:
-    group, _, name = key.rpartition(".")
-    return {group: {name: value}} if group else {name: value}
+    return nested({key: value for key, value in flatten(values) if key in known})
 
 
 def _renamed(wanted: dict[str, Any]) -> dict[str, Any]:
@@ -222,5 +199,5 @@ def _renamed(wanted: dict[str, Any]) -> dict[str, Any]:
     for old, new in _RENAMED.items():
         if old in wanted:
             print(f"note: {old} is now called {new}", flush=True)
-            wanted = _over(wanted, _nested(new, wanted.pop(old)))
+            wanted = merged(wanted, nested({new: wanted.pop(old)}))
     return wanted

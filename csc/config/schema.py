@@ -6,13 +6,13 @@ says how the settings of a run come together.
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from csc.config.reading import Settings
+from csc.config.tree import flatten
 from csc.errors import BadConfig
 
 __all__ = [
@@ -28,7 +28,6 @@ __all__ = [
     "Text",
     "Train",
     "Unit",
-    "flatten",
 ]
 
 AtLeast0 = Annotated[int, Meta(ge=0)]
@@ -199,12 +198,3 @@ class Config(Settings, frozen=True):
         """A short digest of what decides a result and whatever else identifies a run."""
         decisive = {key: value for key, value in self.flat().items() if key not in EXECUTION_ONLY}
         return hashlib.sha256("\n".join([json.dumps(decisive, sort_keys=True), *more]).encode()).hexdigest()[:16]
-
-
-def flatten(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value of nested data with its dotted key."""
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from flatten(value, f"{path}{key}.")
-        else:
-            yield path + key, value

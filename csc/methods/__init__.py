@@ -47,9 +47,9 @@ def registered() -> dict[str, type[Method]]:
 
 def kind_of(config: "Config") -> type[Method]:
     """The class of the method that a configuration names; variants share the class of what they are like."""
-    from csc.config import learns_like
+    from csc.config.layers import method_class
 
-    return registered()[learns_like(config.method)]
+    return method_class(config.method)
 
 
 def method(config: "Config", state: "Mapping[str, Tensor] | None" = None) -> Method:

@@ -8,9 +8,10 @@ from typing import Any
 
 from csc.config import differences, resolve
 from csc.config.schema import Config
+from csc.config.tree import flatten
 from csc.errors import BadConfig
 from csc.scenario import Scenario
-from csc.study.spec import Row, Study, dotted
+from csc.study.spec import Row, Study
 from csc.tracking.queries import ScenarioRun, curve, finished_runs
 from csc.version import code_version
 
@@ -109,7 +110,7 @@ def cells(study: Study, sources: Mapping[str, DataSource]) -> list[Cell]:
 def _check_read(study: Study, made: Iterable[Cell]) -> None:
     """Refuse what the command line sets for all rows and none reads."""
     read = {key for cell in made if cell.config for key in cell.config.flat()}
-    for key, _ in dotted(study.overrides):
+    for key, _ in flatten(study.overrides):
         if read and key not in read:
             raise BadConfig(f"{key}: no row of study '{study.name}' reads such a setting")
 

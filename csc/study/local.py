@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from csc.config.tree import flatten
 from csc.data.cores import cores
 from csc.errors import CscError
 from csc.study.cells import Cell, Result
-from csc.study.spec import dotted, written
+from csc.study.spec import written
 
 __all__ = ["command_of", "distinct", "run_cells"]
 
@@ -44,7 +45,7 @@ def command_of(cell: Cell, workdir: str, options: Sequence[str] = ()) -> list[st
     method, seed = settings.pop("method"), settings.pop("seed")
     words = ["run", cell.scenario.name, "--method", method, "--seed", str(seed), "--workdir", workdir]
     words += ["--data", cell.source.data] if cell.source else []
-    for key, value in dotted(settings):
+    for key, value in flatten(settings):
         words += ["--set", f"{key}={written(value)}"]
     return [sys.executable, "-m", "csc", *words, *options]
 

@@ -15,11 +15,12 @@ from msgspec import Meta, field
 
 from csc.config import methods, resolve
 from csc.config.reading import Settings, convert, load_yaml
+from csc.config.tree import flatten, merged, nested
 from csc.errors import BadConfig, BadScenario
 from csc.report.paper import paper_rows
 from csc.scenario import PAPER_SCENARIOS, Scenario
 from csc.storage import local_path
-from csc.study.spec import COLUMNS, Row, Study, dotted, merged
+from csc.study.spec import COLUMNS, Row, Study
 
 __all__ = ["SHIPPED", "read_study"]
 
@@ -150,16 +151,12 @@ def _multiplied(row: Row, grid: Mapping[str, Sequence[Any]]) -> Iterator[Row]:
 def _settings(content: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Read overrides, nested or with dotted keys; a key that is no setting is named."""
     known = _known_settings()
-    tree: dict[str, Any] = {}
-    for key, value in dotted(content):
+    leaves = dict(flatten(content))
+    for key, value in leaves.items():
         if key not in known or key in ("method", "seed"):
             raise BadConfig(f"{where}.{key}: {_no_such(key, known)}")
         _check(isinstance(value, str | int | float), f"{where}.{key}", f"one word or number, found {value!r}")
-        leaf: Any = value
-        for part in reversed(key.split(".")):
-            leaf = {part: leaf}
-        tree = merged(tree, leaf)
-    return tree
+    return nested(leaves)
 
 
 @cache

@@ -1,15 +1,16 @@
 """What a study is: rows, scenarios and seeds."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from csc.config.tree import flatten, merged, nested
 from csc.errors import BadConfig
 from csc.report.paper import paper_rows
 from csc.scenario import Scenario
 
-__all__ = ["COLUMNS", "Reference", "Row", "Study", "dotted", "merged", "written"]
+__all__ = ["COLUMNS", "Reference", "Row", "Study", "written"]
 
 COLUMNS = {
     "last_mAP": "last mAP",
@@ -111,15 +112,15 @@ class Study:
             own: only those keys that the row sets itself.
         """
         of_row = (row.settings, row.by_scenario.get(scenario, {}))
-        whole = dict(dotted(merged(self.settings, *of_row, self.overrides)))
-        kept = dict(dotted(merged(*of_row))) if own else whole
-        return merged(*(_nested(key, whole[key]) for key in kept)) | {"method": row.method, "seed": seed}
+        whole = dict(flatten(merged(self.settings, *of_row, self.overrides)))
+        kept = dict(flatten(merged(*of_row))) if own else whole
+        return nested({key: whole[key] for key in kept}) | {"method": row.method, "seed": seed}
 
     def common_settings(self) -> list[str]:
         """What the command line and then the file set for all rows; where rows differ all the same, every value."""
-        own = [dict(dotted(self.settings_of(row, name, 0))) for row in self.rows for name in self.scenarios]
-        first = dict(dotted(self.overrides))
-        keys = sorted(dict(dotted(merged(self.settings, self.overrides))), key=lambda key: key not in first)
+        own = [dict(flatten(self.settings_of(row, name, 0))) for row in self.rows for name in self.scenarios]
+        first = dict(flatten(self.overrides))
+        keys = sorted(dict(flatten(merged(self.settings, self.overrides))), key=lambda key: key not in first)
         return [f"{key}={' or '.join(dict.fromkeys(written(settings[key]) for settings in own))}" for key in keys]
 
     def narrowed(
@@ -182,41 +183,6 @@ def _check_choice(chosen: Mapping[str, Sequence[Any] | None], overrides: Mapping
     for key, flag in (("method", "--methods"), ("seed", "--seeds")):
         if key in overrides:
             raise BadConfig(f"--set {key}: a study has several; choose among them with {flag}")
-
-
-def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Lay nested mappings over each other; later ones win.
-
-    >>> merged({"train": {"lr": 1, "epochs": 2}}, {"train": {"lr": 3}})
-    {'train': {'lr': 3, 'epochs': 2}}
-    """
-    tree: dict[str, Any] = {}
-    for layer in layers:
-        for key, value in layer.items():
-            below = tree.get(key)
-            if isinstance(value, Mapping):
-                tree[key] = merged(below if isinstance(below, Mapping) else {}, value)
-            else:
-                tree[key] = value
-    return tree
-
-
-def _nested(key: str, value: Any) -> dict[str, Any]:
-    group, _, name = key.rpartition(".")
-    return {group: {name: value}} if group else {name: value}
-
-
-def dotted(tree: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves of nested mappings, by dotted keys.
-
-    >>> list(dotted({"train": {"lr": 1, "epochs": 2}, "init": "hub"}))
-    [('train.lr', 1), ('train.epochs', 2), ('init', 'hub')]
-    """
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from dotted(value, f"{path}{key}.")
-        else:
-            yield f"{path}{key}", value
 
 
 def written(value: Any) -> str:

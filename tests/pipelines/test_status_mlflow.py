@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from csc.cli import main
-from csc.config.schema import flatten
+from csc.config.tree import flatten
 from csc.pipelines.cluster import progress as tracked
 from csc.pipelines.cluster.progress import Tracked
 from tests.kfp_recorded import as_run, recorded

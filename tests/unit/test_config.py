@@ -8,7 +8,8 @@ import yaml
 
 from csc.config import Config, differences, layers, learns_like, methods, parse_overrides, resolve
 from csc.config.reading import _alternatives, _choices
-from csc.config.schema import EXECUTION_ONLY, Settings, flatten
+from csc.config.schema import EXECUTION_ONLY, Settings
+from csc.config.tree import flatten, merged
 from csc.errors import BadConfig
 from csc.methods import HEADS, registered
 
@@ -87,7 +88,7 @@ def test_each_layer_overrides_the_one_before(tmp_path: Path, monkeypatch: pytest
     files: list[dict[str, Any]] = [{} for _ in range(5)]
     for layer in range(1, 5):
         for key in keys[layer:]:
-            files[layer] = layers._over(files[layer], nested(key, 100 + layer))
+            files[layer] = merged(files[layer], nested(key, 100 + layer))
     for name in ("presets", "values"):
         (tmp_path / name).mkdir()
         monkeypatch.setattr(layers, f"_{name.upper()}", tmp_path / name)
