@@ -229,6 +229,7 @@ class Run(_Contract, frozen=True):
     code_version: str
     tasks: tuple[TaskResult, ...]
     held_out: int = 0
+    settings: dict[str, Any] = {}  # those that differ from the method's own, by dotted key
 
     def __post_init__(self) -> None:
         if not self.tasks:

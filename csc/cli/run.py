@@ -21,7 +21,7 @@ from csc.pipelines.profile import SHIPPED, on_this_machine, read_profile, run_de
 from csc.pipelines.window import Window
 from csc.scenario import CLASS_COUNTS, Scenario
 from csc.storage import absolute, exists, join, write_bytes
-from csc.tracking.registry import model_name
+from csc.tracking.names import page_name
 
 if TYPE_CHECKING:
     from csc.pipelines.local.runner import LocalRun
@@ -133,9 +133,8 @@ def _run(arguments: Namespace) -> int:
             print(error, file=sys.stderr)
             return 1
         shutil.rmtree(checkpoints, ignore_errors=True)  # all tasks are registered, nothing is left to resume
-    page = workdir / f"{scenario.name}-{config.method}-seed{config.seed}.html"
-    alias = "final" if window.last == window.total else f"task-{window.last:02d}"
-    _tell(run, page, f"models:/{model_name(scenario.name, config.method)}@{alias}", arguments.workdir)
+    _tell(run, workdir / f"{page_name(scenario.name, config)}.html", arguments.workdir)
+    _tell_model(scenario.name, data, inputs["config"])
     if window.last < window.total:
         print(f"next      the same command with --tasks {window.last + 1}-")
     return 0
@@ -165,14 +164,24 @@ def _closing(scenario: str, data: str, config: str) -> Iterator[None]:
         raise
 
 
-def _tell(run: "LocalRun", page: Path, model: str, workdir: str) -> None:
+def _tell_model(scenario: str, data: str, config: str) -> None:
+    """Say which registered version the run's model is, and by which alias it goes."""
+    from csc.steps.finish import show
+
+    shown = show(scenario, data, config)
+    if not shown.uri:
+        raise BadData("the registry has no model of this run, although its steps were reused; choose another --workdir")
+    name = shown.uri.rpartition("/")[0]
+    print(f"model     {shown.uri}, " + (f"also {name}@{shown.alias}" if shown.alias else shown.kept_back))
+
+
+def _tell(run: "LocalRun", page: Path, workdir: str) -> None:
     """Write the report into the work folder and say where everything is."""
     write_bytes(page, run.page.read_bytes())
     print(f"\n{run.table}\n")
     if run.reused:
         print(f"reused from earlier runs: {len(run.reused)} of {len(run.reused) + len(run.seconds)} steps")
     print(f"report    {page}")
-    print(f"model     {model}")
     print(f"MLflow    csc ui --workdir {workdir}")
 
 

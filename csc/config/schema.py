@@ -39,7 +39,7 @@ Text = Annotated[str, Meta(min_length=1)]
 _Group = TypeVar("_Group", bound=Settings)
 
 # Who does the work, which changes no result: a run may go on with another number of hands.
-EXECUTION_ONLY = ("train.workers", "train.processes", "train.nodes")
+EXECUTION_ONLY = ("train.workers", "train.processes", "train.nodes", "register.min_map", "register.max_drop")
 
 
 class Backbone(Settings, frozen=True, kw_only=False):
@@ -131,6 +131,16 @@ class Memory(Settings, frozen=True):
             raise BadConfig(f"memory.sampler={self.sampler}: keeps a fixed number of images, so set memory.total")
 
 
+class Register(Settings, frozen=True):
+    """What a model must reach to be named by an alias: a least mAP, a largest loss of mAP since the task before.
+
+    In percent and points of mAP; 0 for no limit. A model that fails is registered all the same.
+    """
+
+    min_map: Annotated[float, Meta(ge=0, le=100)] = 0.0
+    max_drop: NotNegative = 0.0
+
+
 class ReleaseQuirks(Settings, frozen=True):
     """What the released code does otherwise than the paper, one switch each."""
 
@@ -163,6 +173,7 @@ class Config(Settings, frozen=True):
     loss: Loss = Loss()
     max_entropy: MaxEntropy = MaxEntropy()
     release_quirks: ReleaseQuirks = ReleaseQuirks()
+    register: Register = Register()
     memory: ClassVar[Memory] = Memory()  # of methods that never replay; others have a group of this name
 
     def __post_init__(self) -> None:

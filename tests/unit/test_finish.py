@@ -29,7 +29,7 @@ def tracker(data, tmp_path, monkeypatch):
     trackers = [Tracker(_card(task, data.fingerprint)) for task in (1, 2)]
     for one in trackers:
         assert one.task_run.info.status == "RUNNING"
-    trackers[0].finish()
+    trackers[0].finish("done")
     return trackers[1]
 
 
@@ -70,8 +70,8 @@ def test_what_is_open_is_closed_and_what_is_finished_is_left_alone(tracker, data
 
 
 def test_a_completed_run_stays_finished(tracker, data, capsys):
-    tracker.finish()
-    finish_scenario(tracker.scenario_run_id, {"last_mAP": 50.0}, 2, "page")
+    tracker.finish("done")
+    finish_scenario(tracker.scenario_run_id, {"last_mAP": 50.0}, 2, {"report.html": "page"}, "done")
     finish(SCENARIO, str(data.path), differences("digits", CONFIG), "COMPLETE")
     assert statuses(tracker) == ["FINISHED"] * 3
     assert "nothing is left open" in capsys.readouterr().out
