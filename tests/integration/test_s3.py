@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from csc.data.dataset import Dataset
-from csc.data.ingest.shards import Encoded, Listed, SourceImages
+from csc.data.ingest.images import Encoded, Listed, SourceImages
 from csc.data.ingest.source import Source
 from csc.data.ingest.voc import ingest_voc2007
 from csc.data.ingest.writer import WriteOptions, write_dataset

@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 
 import msgspec
 
-from csc.data.ingest.shards import Listed
+from csc.data.ingest.images import Listed
 from csc.data.ingest.source import Source
 from csc.errors import BadData
 

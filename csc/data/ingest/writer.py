@@ -21,15 +21,17 @@ import pyarrow.parquet as pq
 
 from csc.data.columns import LABELS
 from csc.data.dataset import SPLITS, Dataset
-from csc.data.ingest.repair import repair
-from csc.data.ingest.resume import refuse_foreign, resume
-from csc.data.ingest.shards import Images, Listed, Part, Shard, split_listing
+from csc.data.ingest.images import Images, Listed, SourceImages
+from csc.data.ingest.output import refuse_foreign, resume
+from csc.data.ingest.repair import beyond_repair, repair
+from csc.data.ingest.shards import Part, Shard, split_listing
+from csc.data.ingest.source import Source
 from csc.data.ingest.workers import for_each_part
 from csc.data.progress import Bar
 from csc.errors import BadData, Unavailable
 from csc.storage import exists, join, write_json
 
-__all__ = ["DEFAULTS", "WriteOptions", "label_table", "write_dataset"]
+__all__ = ["DEFAULTS", "Annotated", "WriteOptions", "label_table", "write_dataset", "write_source"]
 
 SHARD_ROWS = 1024
 
@@ -59,6 +61,68 @@ class WriteOptions:
 
 
 DEFAULTS = WriteOptions()
+
+
+@dataclass(frozen=True)
+class Annotated:
+    """What a reader of annotations found in a source.
+
+    Attributes:
+        classes: all class names.
+        listing: train images first, then test images, each by rising id.
+        record: the kind of source and the digests of its annotation files.
+        difficult_is_member: whether a class in `difficult` makes an image part of that class's task.
+        skipped: ids of images that were left out because of their annotations.
+    """
+
+    classes: Sequence[str]
+    listing: Sequence[Listed]
+    record: dict[str, Any]
+    difficult_is_member: bool = False
+    skipped: Sequence[str] = ()
+
+
+def write_source(
+    out: str | os.PathLike[str], name: str, files: Source, found: Annotated, options: WriteOptions = DEFAULTS
+) -> Dataset:
+    """Write the annotated images of a source as a data set."""
+    images = SourceImages(files, options.short_side)
+    listing, skipped = found.listing, found.skipped
+    if options.skip_bad:
+        broken = _broken(listing, images, options)
+        listing = [row for row in listing if row.image_id not in broken]
+        skipped = sorted({*skipped, *broken})
+    return write_dataset(
+        out,
+        name,
+        found.classes,
+        listing,
+        images,
+        {**found.record, **({"skipped": skipped} if skipped else {}), **images.record},
+        difficult_is_member=found.difficult_is_member,
+        state=images.state,
+        options=options,
+    )
+
+
+def _broken(listing: Sequence[Listed], images: SourceImages, options: WriteOptions) -> set[str]:
+    """Read every image; return the ids of those that cannot be used.
+
+    The listing decides the shard and row of every image. So all are read before the first shard is written, and the
+    data set is that of a source which never listed the broken ones.
+    """
+    parts, reasons = split_listing(listing, options.shard_rows), dict[str, str]()
+    with Bar("look for broken images", len(listing), "images", options.stream) as bar:
+        for part, broken in zip(parts, for_each_part(_broken_of, images, parts, options.workers), strict=True):
+            reasons |= broken
+            bar.advance(len(part.rows))
+    for reason in reasons.values():
+        options.stream.write(f"left out: {reason}\n")
+    return set(reasons)
+
+
+def _broken_of(images: SourceImages, part: Part) -> dict[str, str]:
+    return images.broken(part.rows)
 
 
 def write_dataset(
@@ -197,8 +261,7 @@ def _same_labels(present: Dataset, plan: _Plan) -> bool:
     except Unavailable:
         raise
     except BadData:
-        file = join(present.uri, "labels.parquet")
-        raise BadData(f"{file}: missing or damaged; remove {present.uri} and ingest again") from None
+        raise beyond_repair(present, join(present.uri, "labels.parquet")) from None
 
 
 def _contents(plan: _Plan, images: Images) -> list[str]:
