@@ -37,11 +37,7 @@ class ShardFiles:
     """One column of the files NNNNN.arrow in a folder; a file is mapped into memory when it is first asked for.
 
     Files in a bucket are mapped from the cache of this node, which verifies them by the `index.json` next to them.
-
-    Args:
-        uri: of the folder.
-        column: name.
-        remedy: what to do about files that are missing or broken.
+    `remedy` says what to do about files that are missing or broken.
     """
 
     def __init__(self, uri: str | Path, column: str, remedy: str) -> None:

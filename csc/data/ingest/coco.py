@@ -46,11 +46,7 @@ def ingest_coco2014(
 ) -> Dataset:
     """Write MS-COCO 2014 as the data set `coco`: train = train2014, test = val2014.
 
-    Args:
-        source: folder, zip or `s3://` address with `train2014/`, `val2014/` and
-            `annotations/instances_{train,val}2014.json`.
-        out: folder or `s3://` prefix of the data set.
-        options: how it is written.
+    The source has `train2014/`, `val2014/` and `annotations/instances_{train,val}2014.json`.
     """
     with Source(source) as files:
         root = _root(files)

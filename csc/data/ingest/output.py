@@ -60,11 +60,7 @@ def resume(
 ) -> Iterator[tuple["Output", dict[int, Shard]]]:
     """Yield the output, and the shards that an earlier attempt has finished there.
 
-    Args:
-        target: folder or `s3://` prefix of the data set.
-        parts: what its shards are made from.
-        key: hash of all that the data set is made from.
-        stream: where to say that this process waits for another.
+    `key` is the hash of all that the data set is made from.
     """
     output = Output(absolute(target), key)
     with contextlib.ExitStack() as stack:

@@ -15,14 +15,7 @@ __all__ = ["beyond_repair", "is_undamaged", "repair"]
 
 
 def repair(dataset: Dataset, parts: Sequence[Part], images: Images, workers: int) -> Iterator[str]:
-    """Write shards again that are missing or differ from the index of the data set; yield the name of each.
-
-    Args:
-        dataset: whose images are known to be those of the source.
-        parts: what its shards are made from.
-        images: where the images come from.
-        workers: processes that write shards.
-    """
+    """Write shards again that are missing or differ from the index of the data set; yield the name of each."""
     index = _index(dataset)
     damaged = _damaged(dataset, index)
     if damaged and [entry.rows for entry in index] != [len(part.rows) for part in parts]:

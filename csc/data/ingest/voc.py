@@ -36,12 +36,8 @@ def ingest_voc2007(
     """Write PASCAL VOC 2007 as the data set `voc`.
 
     All lists and annotations are checked before anything is written; images are then read one by one.
-    The width and height of an image are those of the JPEG; the XML's are not read.
-
-    Args:
-        source: folder, zip or `s3://` address that is, or contains, `VOCdevkit` or `VOC2007`.
-        out: folder or `s3://` prefix of the data set.
-        options: how it is written; `skip_bad` also leaves out images with unusable annotations.
+    The width and height of an image are those of the JPEG; the XML's are not read. `skip_bad` also leaves out images
+    with unusable annotations.
     """
     with Source(source) as files:
         root = _root(files)

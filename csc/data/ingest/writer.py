@@ -69,7 +69,7 @@ class Annotated:
 
     Attributes:
         classes: all class names.
-        listing: train images first, then test images, each by rising id.
+        listing: all images, in any order.
         record: the kind of source and the digests of its annotation files.
         difficult_is_member: whether a class in `difficult` makes an image part of that class's task.
         skipped: ids of images that were left out because of their annotations.
@@ -145,7 +145,7 @@ def write_dataset(
         out: folder or `s3://` prefix; another data set there is never overwritten.
         name: of the data set, as scenarios use it.
         classes: all class names, in any order.
-        listing: train images first, then test images, each by rising id.
+        listing: all images, in any order.
         images: reads the listed images; goes to worker processes.
         source: where the data came from and what was done to it, for the record.
         difficult_is_member: whether a class in `difficult` makes an image part of that class's task.
@@ -293,14 +293,11 @@ def label_table(listing: Sequence[Listed], shard_rows: int = SHARD_ROWS) -> pa.T
 
 
 def _checked(listing: Iterable[Listed], classes: Sequence[str]) -> tuple[Listed, ...]:
-    """Return a listing with sorted labels, each once; refuse one that is out of order or has an unusable class."""
-    known, seen, last, rows = set(classes), set[str](), (0, ""), list[Listed]()
-    for row in listing:
-        position = (SPLITS.index(row.split), row.image_id)
+    """Return a listing by split and id, with sorted labels, each once; refuse one with an unusable class."""
+    known, seen, rows = set(classes), set[str](), list[Listed]()
+    for row in sorted(listing, key=lambda row: (SPLITS.index(row.split), row.image_id)):
         if row.image_id in seen:
             raise BadData(f"image {row.image_id}: id appears twice; every image needs an id of its own")
-        if position < last:
-            raise BadData(f"image {row.image_id}: images must come by split (train, test), then by rising id")
         unknown = {*row.labels, *row.difficult} - known
         if unknown:
             raise BadData(f"image {row.image_id}: unknown class '{min(unknown)}'; known are {', '.join(classes)}")
@@ -308,7 +305,6 @@ def _checked(listing: Iterable[Listed], classes: Sequence[str]) -> tuple[Listed,
         difficult = tuple(sorted(set(row.difficult) - set(labels)))
         rows.append(row._replace(labels=labels, difficult=difficult))
         seen.add(row.image_id)
-        last = position
     _check_classes(rows, classes)
     return tuple(rows)
 
