@@ -7,6 +7,7 @@ from dataclasses import asdict
 from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -21,6 +22,7 @@ from csc.data.features import (
     WEIGHTS,
     FeatureCard,
     Maps,
+    WeightsFile,
     features_key,
     features_uri,
     has_weights,
@@ -146,12 +148,12 @@ class _Embedding:
             key=self.place.rpartition("/")[2],
             shape=shape,
             views=views,
-            backbone={"bytes": size, "sha256": sha256},
+            backbone=WeightsFile(size, sha256),
             initialisation={**asdict(self.initialisation), "text": str(self.initialisation)},
             mean=self.mean,
             std=self.std,
         )
-        write_bytes(join(self.place, CARD), json.dumps(asdict(card), indent=1).encode())
+        write_bytes(join(self.place, CARD), json.dumps(msgspec.to_builtins(card), indent=1).encode())
 
     def _make(self, view: int, shards: list[pa.Table], shape: tuple[int, int, int]) -> None:
         """Compute one view, shard by shard; each is noted when it is in its place."""
