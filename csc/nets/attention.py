@@ -70,7 +70,7 @@ class IncrementalCrossAttention(Head):
 
     def represented(self, maps: Tensor) -> tuple[Tensor, Tensor]:
         """Logits, and the embeddings (B, tasks, width) that they are read from."""
-        position = self.position
+        position: Tensor = self.position
         if maps.shape[2:] != position.shape[2:]:
             position = interpolate(position, maps.shape[2:], mode="bilinear", align_corners=False)
         image = (self.projection(maps) + position).flatten(2).transpose(1, 2)  # (B, P, width)
