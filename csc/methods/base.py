@@ -6,7 +6,6 @@ networks (`distances`) is reduced to one number per image first, in the process 
 The modules of methods import torch inside their functions only: settings are read where there is no torch.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
@@ -89,6 +88,15 @@ class Lesson(Protocol):
     def classes(self) -> tuple[str, ...]:
         """All seen classes, old ones first."""
 
+    def features(self, pool: "Callable[[Tensor], Tensor]") -> "Tensor":
+        """What a function of the last maps gives for the task's own images, as they are (images, …)."""
+
+    def labels(self) -> "Tensor":
+        """Labels of the task's own images (images, n), zero where they are unknown."""
+
+    def image_digests(self) -> "Tensor":
+        """A number (images,) for the name of each of the task's own images."""
+
     def logits_of_prior(self) -> "Tensor":
         """What the prior model says of every training image, exemplars included (images, old)."""
 
@@ -96,7 +104,7 @@ class Lesson(Protocol):
         """Training images without augmentation, drawn at random, at most so many; on the device."""
 
 
-class Method(ABC):
+class Method:
     """A learning method: its settings, the heads it builds, the loss terms of one step, and what it asks of the loop.
 
     What it keeps from one task to the next, apart from the network, is its `state`: tensors that travel with the model.
@@ -113,6 +121,7 @@ class Method(ABC):
     continues: ClassVar[bool] = True  # a task starts from the model before; otherwise from the initialisation
     needs_intermediates: ClassVar[bool] = False  # `distances` wants more of the networks than logits
     stores_logits: ClassVar[bool] = False  # an exemplar is kept with what the finished model says of it
+    solves: ClassVar[bool] = False  # `solve` gives the weights of a task; there are no steps
     draws: ClassVar[int] = 1  # independent batches of exemplars at each step, with `memory.replay=batch`
 
     def __init__(self, config: Config, state: "Mapping[str, Tensor] | None" = None) -> None:
@@ -140,7 +149,7 @@ class Method(ABC):
         """The backbone as the method uses it."""
         return backbone
 
-    def begin(self, lesson: Lesson) -> None:  # noqa: B027  # most methods have nothing to prepare
+    def begin(self, lesson: Lesson) -> None:
         """Prepare for a task; called before its first step, and again by a try that resumes it."""
 
     def frozen(self, network: "Network") -> Iterable[str]:
@@ -151,15 +160,19 @@ class Method(ABC):
         """Per image (B,), what `terms` needs from inside the networks; only asked with `needs_intermediates`."""
         return {}
 
-    @abstractmethod
     def terms(self, step: Step) -> "dict[str, Tensor]":
         """The weighted terms of the method's loss of the task's images, by name; the loss is the sum of all terms."""
+        raise NotImplementedError
+
+    def solve(self, lesson: Lesson) -> dict[str, float]:
+        """Give the network its weights after the task, in one pass; return what to log. Only asked with `solves`."""
+        raise NotImplementedError
 
     def penalty(self, network: "Network") -> "dict[str, Tensor]":
         """Terms that depend on the weights alone."""
         return {}
 
-    def finish(self, lesson: Lesson) -> None:  # noqa: B027
+    def finish(self, lesson: Lesson) -> None:
         """Work out what later tasks need of this one, into `state`; called after the last step."""
 
     def loss(self, step: Step) -> "dict[str, Tensor]":
