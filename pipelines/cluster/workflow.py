@@ -9,7 +9,7 @@ short names can make and looking for the results among the ids.
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -19,8 +19,8 @@ from csc.pipelines.cluster.terminal import printable
 if TYPE_CHECKING:
     from kfp_server_api import V2beta1PipelineTaskDetail, V2beta1Run
 
-__all__ = ["DRIVER", "Key", "Node", "Path", "find_paths", "is_try", "key_of", "nodes_by_path", "nodes_of", "pod_name"]
-__all__ += ["seconds_between", "tries_of"]
+__all__ = ["DRIVER", "Key", "Node", "Path", "find_paths", "is_try", "key_of", "nodes_of", "own_path", "pod_name"]
+__all__ += ["seconds_between"]
 
 Path = tuple[str, ...]  # the parts of a node's path: the workflow's name, then ".name" and "(try)"
 Key = tuple[str, ...]  # the names in a path, without tries: ("root", "base-task", "train")
@@ -41,11 +41,6 @@ class Node:
     error: str
     children: tuple[str, ...]  # ids of the nodes that come after it
     cached: bool  # whether there is an entry of the cache
-
-    @property
-    def seconds(self) -> float:
-        """How long it took; 0 if it has not ended."""
-        return seconds_between(self.start, self.end)
 
 
 def nodes_of(run: "V2beta1Run") -> list[Node]:
@@ -79,8 +74,8 @@ def _time(time: datetime | None) -> datetime | None:
     return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
-def find_paths(nodes: Sequence[Node]) -> dict[str, Path]:
-    """The paths of all nodes that come after another one, by their ids; empty if the server gives no ids."""
+def find_paths(nodes: Iterable[Node]) -> dict[str, Path]:
+    """The paths of all nodes that come after another one, by their ids."""
     ids = {child for node in nodes for child in node.children}
     workflow = min(ids, default="").rpartition("-")[0]
     names = {f".{node.name}" for node in nodes if not re.search(r"\(\d+\)$", node.name)}
@@ -99,18 +94,15 @@ def find_paths(nodes: Sequence[Node]) -> dict[str, Path]:
     return found
 
 
-def nodes_by_path(nodes: Sequence[Node], paths: Mapping[str, Path]) -> dict[Path, Node]:
-    """The nodes whose own path follows from those of the nodes that come after them."""
-    return {path: node for node in nodes for path in itertools.islice(_own_path(node, paths), 1)}
-
-
-def _own_path(node: Node, paths: Mapping[str, Path]) -> Iterator[Path]:
+def own_path(node: Node, paths: Mapping[str, Path]) -> Path:
+    """The path of a node, which follows from those of the nodes that come after it; empty if there are none."""
     for child in node.children:
         path = paths.get(child, ())
         if path and _short(path[:-1]) == node.name:  # a try of it, or something inside it
-            yield path[:-1]
-        elif path and f"{path[-1]}{DRIVER}" == f".{node.name}":  # a driver comes before what it prepares
-            yield (*path[:-1], f".{node.name}")
+            return path[:-1]
+        if path and f"{path[-1]}{DRIVER}" == f".{node.name}":  # a driver comes before what it prepares
+            return (*path[:-1], f".{node.name}")
+    return ()
 
 
 def key_of(path: Path) -> Key:
@@ -121,11 +113,6 @@ def key_of(path: Path) -> Key:
 def is_try(path: Path) -> bool:
     """Whether a path is that of a single try."""
     return _TRY.fullmatch(path[-1]) is not None
-
-
-def tries_of(path: Path) -> list[int]:
-    """The numbers of the tries in a path."""
-    return [int(part[1:-1]) for part in path if _TRY.fullmatch(part)]
 
 
 def pod_name(path: Path, template: str) -> str:
