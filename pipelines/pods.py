@@ -21,7 +21,7 @@ def apply(
     All steps of one kind get the same, so that the cluster can store their description once.
 
     Args:
-        profile: of the place.
+        profile: what it says.
         task: a step, not a sub-pipeline.
         pod: whose image, resources and nodes it gets: `train` if it computes with networks, as train, evaluate and
             embed do.

@@ -102,7 +102,7 @@ def build_study(
         study: of which the tables are made.
         cells: those to run.
         sources: the data sets, by name.
-        profile: of the place where it will run.
+        profile: of the machine or cluster where it will run.
         parallelism: how many cells of a scenario may run at the same time; the profile's if not given.
     """
     turns = loops(cells)

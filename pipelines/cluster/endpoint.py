@@ -18,7 +18,7 @@ from urllib3.exceptions import HTTPError, NameResolutionError, NewConnectionErro
 from csc.errors import CscError
 from csc.pipelines.cluster.terminal import printable
 
-__all__ = ["Endpoint", "EndpointError", "Made"]
+__all__ = ["Endpoint", "EndpointError"]
 
 IN_CLUSTER = "http://ml-pipeline.kubeflow.svc.cluster.local:8888"
 UI_VARIABLE = "KF_PIPELINES_UI_ENDPOINT"  # this and the next two are kfp's own
@@ -26,8 +26,6 @@ TOKEN_VARIABLE = "KF_PIPELINES_SA_TOKEN_PATH"
 TOKEN_FILE = Path("/var/run/secrets/kubeflow/pipelines/token")
 _TIMEOUT = (10, 60)  # seconds to connect and to wait for an answer
 _ADDRESS = re.compile(r"https?://[^\s/@?#]+(/[^\s@?#]*)?")
-
-Made = tuple[str, bool]  # the id of something on the server, and whether it was made just now
 
 
 class EndpointError(CscError):
@@ -72,32 +70,29 @@ class Endpoint:
         self._uploads = api.PipelineUploadServiceApi(client)
         self._runs = api.RunServiceApi(client)
 
-    def experiment(self, name: str, namespace: str = "") -> Made:
-        """Find or create an experiment."""
+    def experiment(self, name: str, namespace: str = "") -> tuple[str, bool]:
+        """Find or create an experiment; return its id, and whether it is new."""
         where, service = _non_empty(namespace=namespace), self._experiments
         found = service.experiment_service_list_experiments(filter=_name_filter(name), **where).experiments
         wanted = api.V2beta1Experiment(display_name=name, **where)
         one = found[0] if found else service.experiment_service_create_experiment(experiment=wanted)
         return self._require_id(one.experiment_id), not found
 
-    def pipeline(self, name: str, namespace: str = "") -> Made:
-        """Find or create a pipeline, which is a name for versions."""
+    def pipeline(self, name: str, namespace: str = "") -> str:
+        """Find or create a pipeline, which is a name for versions; return its id."""
         where, service = _non_empty(namespace=namespace), self._pipelines
         found = service.pipeline_service_list_pipelines(filter=_name_filter(name), **where).pipelines
         wanted = api.V2beta1Pipeline(display_name=name, **where)
         one = found[0] if found else service.pipeline_service_create_pipeline(pipeline=wanted)
-        return self._require_id(one.pipeline_id), not found
+        return self._require_id(one.pipeline_id)
 
-    def version(self, pipeline_id: str, name: str, package: Path) -> Made:
-        """Find a version of a pipeline, or upload it."""
+    def version(self, pipeline_id: str, name: str, package: Path) -> tuple[str, bool]:
+        """Find a version of a pipeline, or upload it; return its id, and whether it is new."""
         listed = self._pipelines.pipeline_service_list_pipeline_versions(pipeline_id, filter=_name_filter(name))
-        found = listed.pipeline_versions
-        one = (
-            found[0]
-            if found
-            else self._uploads.upload_pipeline_version(str(package), name=name, pipelineid=pipeline_id)
-        )
-        return self._require_id(one.pipeline_version_id), not found
+        if found := listed.pipeline_versions:
+            return self._require_id(found[0].pipeline_version_id), False
+        uploaded = self._uploads.upload_pipeline_version(str(package), name=name, pipelineid=pipeline_id)
+        return self._require_id(uploaded.pipeline_version_id), True
 
     def start(
         self,
@@ -136,7 +131,7 @@ class Endpoint:
                 if error.status != 404:
                     raise
         found = content if isinstance(content, dict) else {}
-        if "pipeline_spec" in found:  # there is a platform document beside it
+        if "pipeline_spec" in found:  # with a platform document
             found = {**(found["pipeline_spec"] or {}), **(found.get("platform_spec") or {})}
         return found if isinstance(found.get("root"), dict) else {}
 
