@@ -101,9 +101,9 @@ def send(
     namespace = arguments.namespace or profile.cluster.namespace
     experiment = arguments.experiment or profile.cluster.experiment
     digest = hashlib.sha256(package.read_bytes()).hexdigest()[:16]
-    experiment_id, new = endpoint.experiment(experiment, namespace)
+    experiment_id, new = endpoint.find_or_create("experiment", experiment, namespace)
     print(f"experiment  {experiment} ({'made' if new else 'was there'})", flush=True)
-    pipeline_id = endpoint.pipeline(pipeline, namespace)
+    pipeline_id, _ = endpoint.find_or_create("pipeline", pipeline, namespace)
     version_id, uploaded = endpoint.version(pipeline_id, digest, package)
     print(f"pipeline    {pipeline} · version {digest} ({'uploaded' if uploaded else 'reused'})", flush=True)
     run_id = endpoint.start(name, experiment_id, pipeline_id, version_id, inputs, profile.cluster.service_account)

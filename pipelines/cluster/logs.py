@@ -70,7 +70,7 @@ def _from_bucket(view: RunView, step: Step) -> str | None:
     the step. A step that failed has no outputs; of others the log tells the task.
     """
     run = view.run
-    root = (run.runtime_config.pipeline_root if run.runtime_config else None) or DEFAULT_ROOT
+    root = run.runtime_config.pipeline_root or DEFAULT_ROOT
     scheme, _, bucket = root.partition("://")
     if scheme not in ("s3", "minio") or not any(os.environ.get(name) for name in _ENDPOINTS):
         return None

@@ -64,7 +64,7 @@ def scenarios_of(view: RunView) -> list[tuple[str, Config]]:
     asked = [(name, settings) for name, items in loops(view.spec) for settings in items]
     if not asked:
         name = str(view.spec.get("pipelineInfo", {}).get("name", "")).removeprefix("csc-")
-        arguments = (view.run.runtime_config.parameters if view.run.runtime_config else None) or {}
+        arguments = view.run.runtime_config.parameters or {}
         asked = [(name, str(arguments.get("config") or "{}"))]
     found = []
     for name, settings in asked:

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
+from csc.pipelines.cluster.answers import seconds_between
 from csc.pipelines.cluster.endpoint import Endpoint, EndpointError
 from csc.pipelines.cluster.logs import log_lines
 from csc.pipelines.cluster.progress import progress_lines
 from csc.pipelines.cluster.steps import ENDED, FAILED, STARTING, RunView, Step, view_of
 from csc.pipelines.cluster.terminal import duration, printable
-from csc.pipelines.cluster.workflow import seconds_between
 from csc.pipelines.profile import Profile
 
 __all__ = ["RemoteRun", "outcome"]
@@ -128,7 +128,7 @@ def outcome(view: RunView) -> str:
     line = f"run {printable(run.state or 'PENDING').lower()}"
     if run.state in ENDED and (seconds := seconds_between(run.created_at, run.finished_at)):
         line += f" after {duration(seconds)}"
-    reason = printable(run.error.message or "") if run.error else ""
+    reason = printable(run.error.message)
     at = f" at {failed.title}" if failed else ""
     return line + at + (f": {reason}" if reason and run.state in FAILED else "")
 

@@ -9,26 +9,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING
 
+from csc.pipelines.cluster.answers import Node, Run, seconds_between
 from csc.pipelines.cluster.terminal import duration, printable
 from csc.pipelines.cluster.titles import Spec, pod_template, title_of
-from csc.pipelines.cluster.workflow import (
-    DRIVER,
-    Key,
-    Node,
-    Path,
-    find_paths,
-    is_try,
-    key_of,
-    nodes_of,
-    own_path,
-    pod_name,
-    seconds_between,
-)
-
-if TYPE_CHECKING:
-    from kfp_server_api import V2beta1Run
+from csc.pipelines.cluster.workflow import DRIVER, Key, Path, find_paths, is_try, key_of, nodes_of, own_path, pod_name
 
 __all__ = ["ENDED", "FAILED", "REUSED", "STARTING", "RunView", "Step", "view_of"]
 
@@ -81,7 +66,7 @@ class RunView:
         unnamed: how many more have finished since then; steps that are reused or never cached do not count.
     """
 
-    run: "V2beta1Run"
+    run: Run
     spec: Spec
     steps: list[Step]
     named: bool = True
@@ -93,7 +78,7 @@ class RunView:
         return next((step for step in self.steps if step.state in FAILED), None)
 
 
-def view_of(run: "V2beta1Run", spec: Spec) -> RunView:
+def view_of(run: Run, spec: Spec) -> RunView:
     """How a run stands; without its pipeline the steps are called by their names in the workflow."""
     listed = nodes_of(run)
     nodes = [node for node in listed if node.name]
@@ -138,7 +123,8 @@ def _step(node: Node, state: str, key: Key, spec: Spec, pods: Sequence[Path]) ->
         last = max(pods, key=_tries)
         pod = pod_name(last, pod_template(key, spec, driver=key_of(last)[-1].endswith(DRIVER)))
     took = seconds_between(node.start, node.end)
-    return Step(title_of(key, spec), state, node.start, took, node.error, max(1, len(pods)), pod, key)
+    error = printable(node.error.message)
+    return Step(title_of(key, spec), state, node.start, took, error, max(1, len(pods)), pod, key)
 
 
 def _tries(path: Path) -> list[int]:

@@ -10,17 +10,10 @@ short names can make and looking for the results among the ids.
 import itertools
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
-from csc.pipelines.cluster.terminal import printable
+from csc.pipelines.cluster.answers import Node, Run
 
-if TYPE_CHECKING:
-    from kfp_server_api import V2beta1PipelineTaskDetail, V2beta1Run
-
-__all__ = ["DRIVER", "Key", "Node", "Path", "find_paths", "is_try", "key_of", "nodes_of", "own_path", "pod_name"]
-__all__ += ["seconds_between"]
+__all__ = ["DRIVER", "Key", "Path", "find_paths", "is_try", "key_of", "nodes_of", "own_path", "pod_name"]
 
 Path = tuple[str, ...]  # the parts of a node's path: the workflow's name, then ".name" and "(try)"
 Key = tuple[str, ...]  # the names in a path, without tries: ("root", "base-task", "train")
@@ -30,48 +23,9 @@ _TRY = re.compile(r"\(\d+\)")
 _LONGEST_PREFIX = 242  # of a pod's name, before the hash
 
 
-@dataclass(frozen=True)
-class Node:
-    """What the server lists: a node of the workflow, or an entry of its cache, which has no name."""
-
-    name: str
-    state: str
-    start: datetime | None
-    end: datetime | None
-    error: str
-    children: tuple[str, ...]  # ids of the nodes that come after it
-    cached: bool  # whether there is an entry of the cache
-
-
-def nodes_of(run: "V2beta1Run") -> list[Node]:
+def nodes_of(run: Run) -> list[Node]:
     """What the server lists of a run, the oldest first, and last what has not begun."""
-    nodes = map(_node, (run.run_details.task_details or ()) if run.run_details else ())
-    return sorted(nodes, key=lambda node: (node.start is None, node.start))
-
-
-def _node(detail: "V2beta1PipelineTaskDetail") -> Node:
-    return Node(
-        detail.display_name or "",
-        detail.state or "",
-        _time(detail.start_time),
-        _time(detail.end_time),
-        printable(detail.error.message or "") if detail.error else "",
-        tuple(child.pod_name for child in detail.child_tasks or () if child.pod_name),
-        bool(detail.execution_id),
-    )
-
-
-def seconds_between(start: datetime | None, end: datetime | None) -> float:
-    """Seconds between two times of the server; 0 if one of them is not set."""
-    begin, finish = _time(start), _time(end)
-    return max(0.0, (finish - begin).total_seconds()) if begin and finish else 0.0
-
-
-def _time(time: datetime | None) -> datetime | None:
-    """A time, in UTC if it has no zone; none if it is not set, which the server writes as 1970 or as the year 1."""
-    if time is None or time.year <= 1970:
-        return None
-    return time if time.tzinfo else time.replace(tzinfo=UTC)
+    return sorted(run.run_details.task_details or (), key=lambda node: (node.start is None, node.start))
 
 
 def find_paths(nodes: Iterable[Node]) -> dict[str, Path]:

@@ -304,7 +304,7 @@ def test_an_endpoint_that_cannot_be_reached_is_one_clear_line(csc, monkeypatch, 
 
 
 def test_a_server_that_takes_connections_and_never_answers(csc, monkeypatch):
-    monkeypatch.setattr(endpoint, "_TIMEOUT", (1, 0.2))
+    monkeypatch.setattr(endpoint, "ANSWER_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         code, _, error = csc("status", "some-run", "--host", f"http://127.0.0.1:{silent.getsockname()[1]}")
     assert code == 2
