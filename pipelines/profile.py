@@ -197,11 +197,7 @@ class Profile(Settings, frozen=True):
 
 
 def read_profile(name: str) -> Profile:
-    """Read a profile strictly: what is wrong is one line with the file and the key.
-
-    Args:
-        name: of a shipped profile, or a YAML file.
-    """
+    """Read a shipped profile by its name, or a YAML file; what is wrong is one line with the file and the key."""
     path = SHIPPED.get(name) or local_path(name)
     if not path.is_file():
         raise BadConfig(f"--profile {name}: no such file; give a YAML file or one of {', '.join(SHIPPED)}")

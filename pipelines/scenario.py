@@ -87,7 +87,7 @@ def _task_steps(
     for step in (split, views, registered):
         apply(profile, step)
     for step in (trained, scored):
-        apply(profile, step, "train", gpus=gpus)
+        apply(profile, step, gpus)
     return registered.outputs["registered"]
 
 
@@ -158,7 +158,7 @@ def build_pipeline(
         known = {"origin": origin, "scenario": scenario.name, "config": config}
         features: Any = ""
         if resolved.features.views:
-            maps = apply(profile, embed(**known), "train", gpus=1)  # one process makes them, on one GPU
+            maps = apply(profile, embed(**known), gpus=1)  # one process makes them, on one GPU
             features = maps.set_caching_options(False).output
         shared = {**known, "checkpoints": checkpoints, "features": features, "gpus": gpus, "tasks": window.total}
         last: Any = None  # the step whose model the next task starts from

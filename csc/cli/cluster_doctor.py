@@ -35,17 +35,11 @@ ADVICE = "an administrator can set OnError, see docs/profiles.md, 'Retries'"
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """What the workflow controller does with a step that did not succeed.
+    """What the workflow controller does with a step that did not succeed."""
 
-    Attributes:
-        name: as Argo calls it; OnFailure is Argo's own, if nobody sets another.
-        limit: how often it tries those steps again that ask for nothing themselves; 0 for never.
-        condition: an expression of Argo's that must hold as well; empty for none.
-    """
-
-    name: str = "OnFailure"
-    limit: int = 0
-    condition: str = ""
+    name: str = "OnFailure"  # Argo's own, if nobody sets another
+    limit: int = 0  # how often it tries those steps again that ask for nothing themselves
+    condition: str = ""  # an expression of Argo's that must hold as well
 
     @classmethod
     def from_configmap(cls, data: Mapping[str, str]) -> "RetryPolicy":
@@ -84,13 +78,7 @@ def retry_policy(cluster: Cluster, namespace: str) -> RetryPolicy:
 
 
 def retry_warning(profile: Profile, namespace: str = "", seconds: float = 3.0) -> str:
-    """One line if the cluster does something else with `retry.pods` than it is meant for; empty if that is not seen.
-
-    Args:
-        profile: of the runs.
-        namespace: of the runs; the profile's if empty.
-        seconds: after which it is no longer looked for.
-    """
+    """One line if the cluster does something else with `retry.pods` than it is meant for; empty if that is not seen."""
     if not profile.retry.pods:
         return ""
     found: list[str] = []
@@ -110,12 +98,7 @@ def retry_warning(profile: Profile, namespace: str = "", seconds: float = 3.0) -
 
 
 def cluster_checks(profile: str | None, namespace: str | None) -> Iterator[Check]:
-    """Ask everything, one after the other.
-
-    Args:
-        profile: name or file of a profile; without one only the retry policy and the account are looked at.
-        namespace: of the runs; the profile's, or Kubeflow's own, if not given.
-    """
+    """Ask everything, one after the other; without a profile only the retry policy and the account."""
     asked = read_profile(profile) if profile else Profile()
     where = namespace or asked.cluster.namespace or KUBEFLOW
     account, claim = asked.cluster.service_account, asked.storage.volume.claim

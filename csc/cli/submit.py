@@ -86,15 +86,6 @@ def send(
     """Start a run of a compiled pipeline, say where it is, and follow it if that is asked for; return the exit code.
 
     The version of a pipeline is called after the digest of its package, so that the same package is stored once.
-
-    Args:
-        arguments: of the command line, see `endpoint_arguments` and `run_arguments`.
-        endpoint: where to.
-        profile: of the cluster.
-        package: the compiled pipeline.
-        pipeline: its name.
-        name: of the run.
-        inputs: run-time arguments of the pipeline.
     """
     from csc.pipelines.cluster.run import RemoteRun
 

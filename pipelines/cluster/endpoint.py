@@ -35,15 +35,11 @@ _Answer = TypeVar("_Answer")
 
 
 class EndpointError(CscError):
-    """The endpoint refused, failed or did not answer.
-
-    Attributes:
-        status: of HTTP; 0 if there was no answer, or none that can be understood.
-    """
+    """The endpoint refused, failed or did not answer."""
 
     def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)
-        self.status = status
+        self.status = status  # of HTTP; 0 if there was no answer, or none that can be understood
 
 
 class Endpoint:

@@ -42,14 +42,7 @@ def choose_step(view: RunView, wanted: str | None) -> Step:
 
 
 def log_lines(endpoint: Endpoint, view: RunView, step: Step, namespace: str) -> list[str]:
-    """The lines that the last try of a step has printed, without control characters.
-
-    Args:
-        endpoint: where the run is.
-        view: how the run stands.
-        step: one of its steps.
-        namespace: of its pods.
-    """
+    """The lines that the last try of a step has printed, without control characters; `namespace` is of its pods."""
     if step.state == REUSED:
         raise EndpointError(f"{step.title} was reused: its log is that of the run that made it")
     try:

@@ -26,27 +26,16 @@ _NOT_BEGUN = ("", "RUNTIME_STATE_UNSPECIFIED")  # nodes that Argo left out after
 
 @dataclass(frozen=True)
 class Step:
-    """A step that has begun.
+    """A step that has begun."""
 
-    Attributes:
-        title: what people call it, `task 2 · train`.
-        state: of Kubeflow, or `REUSED` or `STARTING`.
-        start: when it began; none if the server does not say.
-        seconds: how long it took, 0 while it runs.
-        error: what the server says about a failure, usually nothing.
-        tries: how many pods it had so far.
-        pod: the name of the last of them; empty if it had none.
-        key: its names in the workflow.
-    """
-
-    title: str
-    state: str
-    start: datetime | None
-    seconds: float
-    error: str
-    tries: int
-    pod: str
-    key: Key
+    title: str  # what people call it, `task 2 · train`
+    state: str  # of Kubeflow, or `REUSED` or `STARTING`
+    start: datetime | None  # none if the server does not say
+    seconds: float  # that it took, 0 while it runs
+    error: str  # what the server says about a failure, usually nothing
+    tries: int  # how many pods it had so far
+    pod: str  # the name of the last of them; empty if it had none
+    key: Key  # its names in the workflow
 
     def __str__(self) -> str:
         took = f" after {duration(self.seconds)}" if self.state in ("SUCCEEDED", "FAILED") else ""
@@ -56,21 +45,13 @@ class Step:
 
 @dataclass(frozen=True)
 class RunView:
-    """How a run stands.
+    """How a run stands; if its steps are no longer named, those that had not ended before are left out."""
 
-    Attributes:
-        run: what the server says of it.
-        spec: its pipeline; empty if that was deleted.
-        steps: those that the server names, in the order in which they began.
-        named: whether it still names them. If not, steps that had not ended when it stopped are left out.
-        unnamed: how many more have finished since then; steps that are reused or never cached do not count.
-    """
-
-    run: Run
-    spec: Spec
-    steps: list[Step]
-    named: bool = True
-    unnamed: int = 0
+    run: Run  # what the server says of it
+    spec: Spec  # its pipeline; empty if that was deleted
+    steps: list[Step]  # those that the server names, in the order in which they began
+    named: bool = True  # whether it still names them
+    unnamed: int = 0  # how many more have finished since; those that are reused or never cached do not count
 
     @property
     def failed(self) -> Step | None:
