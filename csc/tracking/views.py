@@ -15,7 +15,7 @@ __all__ = ["saved_views", "view_path"]
 _TAG = "mlflow.sharedViewState."
 _COLUMNS = (
     *(f"params.`{name}`" for name in ("scenario", "method", "seed")),
-    *(f"metrics.`{name}`" for name in ("last_mAP", "avg_mAP", "last_CF1", "last_OF1", "forgetting", "ECE", "FPR")),
+    *(f"metrics.`{name}`" for name in ("last_mAP", "avg_mAP", "last_CF1", "last_OF1", "forgetting")),
     "tags.`csc.settings`",
 )
 _CURVES = ("mAP", "CF1", "OF1", "forgetting", "ECE", "FPR")
@@ -41,10 +41,11 @@ def view_path(experiment_id: str, view: str) -> str:
     """The address of a view on a tracking server.
 
     >>> view_path("1", "curves")
-    '/#/experiments/1/runs?viewStateShareKey=csc-curves&compareRunsMode=CHART'
+    '/#/experiments/1/runs?viewStateShareKey=csc-curves&compareRunsMode=CHART&workflowType=machine_learning'
     """
     mode = "CHART" if view == "curves" else "TABLE"
-    return f"/#/experiments/{experiment_id}/runs?viewStateShareKey=csc-{view}&compareRunsMode={mode}"
+    state = f"viewStateShareKey=csc-{view}&compareRunsMode={mode}&workflowType=machine_learning"
+    return f"/#/experiments/{experiment_id}/runs?{state}"
 
 
 def _saved(name: str, charts: dict[str, Any]) -> str:
@@ -57,10 +58,21 @@ def _saved(name: str, charts: dict[str, Any]) -> str:
         "datasetsFilter": [],
         "modelVersionFilter": "All Runs",
         "selectedColumns": list(_COLUMNS),
+        "columnOrder": [],
+        "columnWidths": {},
+        "runsExpanded": {},
+        "runsPinned": [],
+        "runsHidden": [],
+        "runsVisibilityMap": {},
         "runsHiddenMode": "SHOW_ALL",
+        "viewMaximized": False,
+        "runListHidden": False,
+        "groupBy": None,
+        "groupsExpanded": {},
         "hideEmptyCharts": True,
         "useGroupedValuesInCharts": True,
         "autoRefreshEnabled": True,
+        "globalLineChartConfig": {"xAxisKey": "step", "lineSmoothness": 0, "selectedXAxisMetricKey": ""},
         **charts,
     }
     compressed = base64.b64encode(zlib.compress(json.dumps(state).encode(), 9)).decode()
