@@ -37,34 +37,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> ArgumentParser:
-    from csc.cli.cluster import LOGS, RETRY, STATUS, STOP
-    from csc.cli.doctor import DOCTOR
-    from csc.cli.ingest import INGEST
-    from csc.cli.methods import METHODS
-    from csc.cli.predict import PREDICT
-    from csc.cli.run import COMPILE, RUN
-    from csc.cli.scenarios import SCENARIOS
-    from csc.cli.serve import SERVE
-    from csc.cli.study import STUDY
-    from csc.cli.submit import SUBMIT
-    from csc.cli.ui import UI
+    from csc.cli import cluster, doctor, ingest, lists, predict, run, serve, study, submit, ui
 
     commands = {
-        "compile": COMPILE,
-        "doctor": DOCTOR,
-        "ingest": INGEST,
-        "logs": LOGS,
-        "methods": METHODS,
-        "predict": PREDICT,
-        "retry": RETRY,
-        "run": RUN,
-        "scenarios": SCENARIOS,
-        "serve": SERVE,
-        "status": STATUS,
-        "stop": STOP,
-        "study": STUDY,
-        "submit": SUBMIT,
-        "ui": UI,
+        "compile": run.COMPILE,
+        "doctor": doctor.DOCTOR,
+        "ingest": ingest.INGEST,
+        "logs": cluster.LOGS,
+        "methods": lists.METHODS,
+        "predict": predict.PREDICT,
+        "retry": cluster.RETRY,
+        "run": run.RUN,
+        "scenarios": lists.SCENARIOS,
+        "serve": serve.SERVE,
+        "status": cluster.STATUS,
+        "stop": cluster.STOP,
+        "study": study.STUDY,
+        "submit": submit.SUBMIT,
+        "ui": ui.UI,
     }
     parser = ArgumentParser(prog="csc", description="Multi-label class-incremental learning as a pipeline.")
     parser.add_argument("--version", action="version", version=f"csc {__version__}")

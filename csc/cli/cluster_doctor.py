@@ -76,21 +76,15 @@ class RetryPolicy:
 
 def retry_policy(cluster: Cluster, namespace: str) -> RetryPolicy:
     """Of Kubeflow's workflow controller, or of one in the namespace of the runs."""
-    places = tuple(dict.fromkeys((KUBEFLOW, namespace)))
-    for place in places:
-        if (found := cluster.get("config_map", CONFIGMAP, place)) is not None:
+    namespaces = tuple(dict.fromkeys((KUBEFLOW, namespace)))
+    for name in namespaces:
+        if (found := cluster.get("config_map", CONFIGMAP, name)) is not None:
             return RetryPolicy.from_configmap(found.data or {})
-    raise Unseen(f"there is none in {' or '.join(places)}")
+    raise Unseen(f"there is none in {' or '.join(namespaces)}")
 
 
 def retry_warning(profile: Profile, namespace: str = "", seconds: float = 3.0) -> str:
-    """One line if the cluster does something else with `retry.pods` than it is meant for; empty if that is not seen.
-
-    Args:
-        profile: of the runs.
-        namespace: of the runs; the profile's if empty.
-        seconds: after which it is no longer looked for.
-    """
+    """One line if the cluster does something else with `retry.pods` than it is meant for; empty if that is not seen."""
     if not profile.retry.pods:
         return ""
     found: list[str] = []
@@ -110,15 +104,10 @@ def retry_warning(profile: Profile, namespace: str = "", seconds: float = 3.0) -
 
 
 def cluster_checks(profile: str | None, namespace: str | None) -> Iterator[Check]:
-    """Ask everything, one after the other.
-
-    Args:
-        profile: name or file of a profile; without one only the retry policy and the account are looked at.
-        namespace: of the runs; the profile's, or Kubeflow's own, if not given.
-    """
-    place = read_profile(profile) if profile else Profile()
-    where = namespace or place.cluster.namespace or KUBEFLOW
-    account, claim = place.cluster.service_account, place.storage.volume.claim
+    """Ask everything, one after the other; without a profile only of the retry policy and the account."""
+    wanted = read_profile(profile) if profile else Profile()
+    where = namespace or wanted.cluster.namespace or KUBEFLOW
+    account, claim = wanted.cluster.service_account, wanted.storage.volume.claim
     cluster = Cluster()
     try:
         found = Cluster.connect()
@@ -127,10 +116,10 @@ def cluster_checks(profile: str | None, namespace: str | None) -> Iterator[Check
     except Unseen as reason:
         yield Check("cluster", "failed", f"{reason}; 'kubectl cluster-info' must work here, or KUBECONFIG name a file")
     command = f"-n {KUBEFLOW} get configmap {CONFIGMAP} -o yaml"
-    yield _answer("retries", command, lambda: retry_policy(cluster, where).check(place.retry.pods))
-    for secret in (one for one in (place.secrets.s3, place.secrets.mlflow) if one.name):
+    yield _answer("retries", command, lambda: retry_policy(cluster, where).check(wanted.retry.pods))
+    for secret in (one for one in (wanted.secrets.s3, wanted.secrets.mlflow) if one.name):
         yield _answer("secret", f"-n {where} describe secret {secret.name}", _secret, cluster, where, secret)
-    for name in place.images.pull_secrets:
+    for name in wanted.images.pull_secrets:
         yield _answer("pull", f"-n {where} get secret {name}", _pull_secret, cluster, where, name)
     if claim:
         yield _answer("claim", f"-n {where} get pvc {claim}", _claim, cluster, where, claim)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from csc.cli.command import Command
-from csc.cli.workdir import use_workdir
+from csc.cli.workdir import use_workdir, workdir_argument
 from csc.config import differences, parse_overrides, resolve
 from csc.data.dataset import Dataset
 from csc.data.ingest.digits import VERSION
@@ -33,7 +33,7 @@ def scenario_arguments(parser: ArgumentParser, profile: str = "local") -> None:
     """Declare what every command that makes a pipeline takes."""
     parser.add_argument("scenario", help="<data set>-b<base classes>c<classes per task>, for instance digits-b0c2")
     parser.add_argument(
-        "--data", metavar="PLACE", help="folder or s3:// of a data set made by 'csc ingest' (digits make themselves)"
+        "--data", metavar="URI", help="folder or s3:// of a data set made by 'csc ingest' (digits make themselves)"
     )
     parser.add_argument("--method", help="learning method (default: csc; 'csc methods' lists them)")
     parser.add_argument("--seed", type=int, help="of all random choices (default: 0)")
@@ -92,7 +92,7 @@ def _compile(arguments: Namespace) -> int:
 
 def _run_arguments(parser: ArgumentParser) -> None:
     scenario_arguments(parser)
-    parser.add_argument("--workdir", default="work", metavar="DIR", help="folder of runs and results (default: work)")
+    workdir_argument(parser)
     parser.add_argument("--verbose", action="store_true", help="show all output of the steps")
     parser.add_argument(
         "--runner",
@@ -109,12 +109,12 @@ def _run(arguments: Namespace) -> int:
     profile = read_profile(arguments.profile)
     os.environ.update(profile.env | ({"MLFLOW_TRACKING_URI": profile.tracking.uri} if profile.tracking.uri else {}))
     workdir = use_workdir(arguments.workdir)
-    place = arguments.data or run_defaults(profile, scenario).get("data")
-    if place is None and scenario.dataset != "digits":
+    uri = arguments.data or run_defaults(profile, scenario).get("data")
+    if uri is None and scenario.dataset != "digits":
         raise BadData(
             f"csc run {scenario.name}: --data is missing; make a data set with 'csc ingest' and name its folder"
         )
-    data = absolute(place or workdir / "data" / f"digits-{VERSION}")
+    data = absolute(uri or workdir / "data" / f"digits-{VERSION}")
     classes = class_count(scenario, data)
     window = Window.parse(arguments.tasks, scenario, classes)
     print(scenario.announcement(classes), flush=True)  # nonsense is refused before anything is written

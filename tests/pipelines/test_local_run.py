@@ -1,6 +1,7 @@
 """What a person sees of a run on this machine, and what a run keeps to itself in a shared work folder."""
 
 import io
+import threading
 import time
 from pathlib import Path
 
@@ -9,8 +10,9 @@ from kfp import components
 
 from csc.cli.run import _locked
 from csc.errors import BadData
-from csc.pipelines.local import runner
-from csc.pipelines.local.runner import RunReporter, _cache_of, step_titles
+from csc.pipelines.local import reporter as reporting
+from csc.pipelines.local.cache import cache_folder
+from csc.pipelines.local.reporter import RunReporter, step_titles
 from csc.pipelines.scenario import compile_pipeline
 from csc.pipelines.window import Window
 from csc.scenario import Scenario
@@ -37,10 +39,6 @@ def said(reporter: RunReporter) -> list[str]:
     return reporter.out.getvalue().splitlines()
 
 
-def begins(reporter: RunReporter, name: str) -> None:
-    reporter.write(f"12:00:00.000 - INFO - Executing task \x1b[96m'{name}'\x1b[0m\n")
-
-
 def test_titles_are_those_of_the_pipeline_whatever_kfp_calls_the_steps(all_titles: dict[str, str], tmp_path: Path):
     assert len(all_titles) == 1 + 3 * 5 + 1
     assert all_titles["train"] == "task 1 · train"
@@ -50,35 +48,25 @@ def test_titles_are_those_of_the_pipeline_whatever_kfp_calls_the_steps(all_title
     assert (window["train"], window["train-2"], window["prior"]) == ("task 2 · train", "task 3 · train", "prior")
 
 
-def test_a_step_that_is_tried_again_keeps_its_title_and_the_next_ones_theirs(reporter: RunReporter):
-    for name in ("train", "train", "train", "train-2"):
-        begins(reporter, name)
-    assert said(reporter) == ["task 1 · train"] * 3 + ["task 2 · train"]
-
-
-def test_reused_steps_have_the_titles_of_their_tasks_also_after_a_retry(reporter: RunReporter):
-    reporter.reuse("train")
-    begins(reporter, "evaluate")
-    begins(reporter, "evaluate")
-    reporter.reuse("train")
-    reporter.reuse("evaluate")
-    reporter.reuse("report")
+def test_reused_steps_have_the_titles_of_their_tasks(reporter: RunReporter):
+    for name in ("train", "train-2", "evaluate-2", "report"):
+        reporter.reuse(name)
     assert reporter.reused == ["task 1 · train", "task 2 · train", "task 2 · evaluate", "report"]
     assert said(reporter)[0] == "task 1 · train           reused"
     assert "task 2 · evaluate reused" in reporter.log.getvalue()
 
 
 def test_lines_of_our_steps_are_shown_all_others_only_logged(reporter: RunReporter):
-    begins(reporter, "train")
-    reporter.write("    task 1/3 · epo")
-    reporter.write("ch 1/2\n    some library talks\n    retry: no answer; trying again in 60 s\n")
+    reporter.begin("train")
+    for line in ("task 1/3 · epoch 1/2", "some library talks", "retry: no answer; trying again in 60 s"):
+        reporter.line(line)
     assert said(reporter)[1:] == ["  task 1/3 · epoch 1/2", "  retry: no answer; trying again in 60 s"]
     assert "some library talks" in reporter.log.getvalue()
 
 
 def test_a_step_that_says_nothing_for_long_is_reported_ever_more_rarely(reporter: RunReporter):
-    begins(reporter, "register-2")
-    reporter.write("    Retrying: connection refused\n")
+    reporter.begin("register-2")
+    reporter.line("Retrying: connection refused")
     start = time.monotonic()
     for seconds in range(0, 500, 10):
         reporter.break_silence(start + seconds)
@@ -87,11 +75,12 @@ def test_a_step_that_says_nothing_for_long_is_reported_ever_more_rarely(reporter
 
 
 def test_silence_is_watched_while_kfp_runs(reporter: RunReporter, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(runner, "_SILENCE", 0.5)
-    with runner.capture_output(reporter):
-        begins(reporter, "train")
-        time.sleep(2.5)
-    assert said(reporter)[1].endswith("its last line: no output yet")
+    monkeypatch.setattr(reporting, "_SILENCE", 0.5)
+    ended = threading.Event()
+    reporter.begin("train")
+    threading.Timer(1.2, ended.set).start()
+    reporter.watch(ended)
+    assert said(reporter)[1].endswith("its last line: no output")
 
 
 def test_the_same_run_twice_at_once_is_refused_and_other_runs_are_not(tmp_path: Path):
@@ -106,13 +95,13 @@ def test_the_same_run_twice_at_once_is_refused_and_other_runs_are_not(tmp_path: 
 def test_runs_reuse_only_their_own_steps(tmp_path: Path):
     tracking = f"sqlite:///{tmp_path}/mlflow.db"
     Path(tmp_path, "mlflow.db").touch()
-    caches = {_cache_of(tmp_path, name, tracking) for name in ("one", "two")}
+    caches = {cache_folder(tmp_path, name, tracking) for name in ("one", "two")}
     assert len(caches) == 2
-    kept = _cache_of(tmp_path, "one", tracking) / "step.json"
+    kept = cache_folder(tmp_path, "one", tracking) / "step.json"
     kept.parent.mkdir(parents=True)
     kept.touch()
-    assert _cache_of(tmp_path, "one", tracking) == kept.parent
+    assert cache_folder(tmp_path, "one", tracking) == kept.parent
     assert kept.is_file()
     Path(tmp_path, "mlflow.db").unlink()
-    _cache_of(tmp_path, "one", tracking)
+    cache_folder(tmp_path, "one", tracking)
     assert not kept.exists()

@@ -346,8 +346,7 @@ def test_data_must_be_known(server, csc, tmp_path):
     error = csc(*submit(server, "--data", "/mnt/nowhere", scenario="mine-b0c2"))[2]
     assert "/mnt/nowhere" in error
     assert (
-        "--data work/digits: expected a place that the cluster knows"
-        in csc(*submit(server, "--data", "work/digits"))[2]
+        "--data work/digits: expected a uri that the cluster knows" in csc(*submit(server, "--data", "work/digits"))[2]
     )
     assert server.calls == []
 
@@ -406,7 +405,7 @@ def test_a_study_too_large_for_a_cluster_is_several_runs_of_one_pipeline(server,
 @pytest.mark.parametrize(
     ("words", "right"),
     [
-        (("--data", "data/digits"), "--data data/digits: expected a place that the cluster knows"),
+        (("--data", "data/digits"), "--data data/digits: expected a uri that the cluster knows"),
         (("--profile", "kubeflow"), "images.cpu is an example"),
         (("--methods", "nobody"), "nobody"),
     ],

@@ -13,7 +13,7 @@ import yaml
 from PIL import Image
 
 from csc import cli
-from csc.cli import scenarios
+from csc.cli import lists
 from csc.config import methods, resolve
 from csc.data.dataset import Dataset
 from csc.data.ingest import digits
@@ -521,7 +521,7 @@ def test_an_interrupted_command_says_that_it_can_be_taken_up(
     def interrupted(arguments: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(scenarios, "SCENARIOS", dataclasses.replace(scenarios.SCENARIOS, run=interrupted))
+    monkeypatch.setattr(lists, "SCENARIOS", dataclasses.replace(lists.SCENARIOS, run=interrupted))
     assert cli.main(["scenarios"]) == 130
     error = capsys.readouterr().err
     assert error.startswith("csc: interrupted")
