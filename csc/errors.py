@@ -7,6 +7,7 @@ __all__ = [
     "BadScenario",
     "CscError",
     "StoreUnavailable",
+    "Terminated",
     "TrackingError",
     "TrackingUnavailable",
     "Unavailable",
@@ -50,3 +51,7 @@ class StoreUnavailable(Unavailable, BadData):
 
 class TrackingUnavailable(Unavailable, TrackingError):
     """A tracking server, or the store of its models, that does not answer or answers only with errors of its own."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: like Ctrl-C, but from a program; what is finished is kept, and the same command resumes."""

@@ -7,7 +7,7 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 
 from csc import __version__
-from csc.errors import CscError
+from csc.errors import CscError, Terminated
 
 __all__ = ["main"]
 
@@ -31,9 +31,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output went away, for instance `csc … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return code
-    except KeyboardInterrupt:
-        print("csc: interrupted; the same command resumes the work", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as error:
+        terminated = isinstance(error, Terminated)
+        what = f"{'ended by SIGTERM' if terminated else 'interrupted'} {error}".strip()
+        print(f"csc: {what}; the same command resumes the work", file=sys.stderr)
+        return 128 + (signal.SIGTERM if terminated else signal.SIGINT)
 
 
 def _parser() -> ArgumentParser:

@@ -1,32 +1,35 @@
 """The commands of `csc` that need kfp: run and compile."""
 
 import contextlib
-import fcntl
+import json
 import os
 import shutil
 import signal
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from csc.cli.command import Command
 from csc.cli.workdir import use_workdir, workdir_argument
-from csc.config import differences, parse_overrides, resolve
+from csc.config import Config, differences, parse_overrides, resolve
 from csc.data.dataset import Dataset
 from csc.data.ingest.digits import VERSION
-from csc.errors import BadData, BadScenario, CscError
+from csc.errors import BadData, BadScenario, Terminated
+from csc.pipelines.local.lock import closed_if_cut_short, locked
+from csc.pipelines.local.view import PlainView, View
 from csc.pipelines.profile import SHIPPED, on_this_machine, read_profile, run_defaults
 from csc.pipelines.window import Window
 from csc.scenario import CLASS_COUNTS, Scenario
 from csc.storage import absolute, exists, join, write_bytes
-from csc.tracking.registry import model_name
+from csc.tracking.registry import find_record, model_name
+from csc.version import code_version
 
 if TYPE_CHECKING:
     from csc.pipelines.local.runner import LocalRun
 
-__all__ = ["COMPILE", "RUN", "class_count", "interruptible", "make_writable", "overrides_of", "scenario_arguments"]
+__all__ = ["COMPILE", "RUN", "class_count", "interruptible", "overrides_of", "scenario_arguments"]
 
 
 def scenario_arguments(parser: ArgumentParser, profile: str = "local") -> None:
@@ -93,7 +96,10 @@ def _compile(arguments: Namespace) -> int:
 def _run_arguments(parser: ArgumentParser) -> None:
     scenario_arguments(parser)
     workdir_argument(parser)
-    parser.add_argument("--verbose", action="store_true", help="show all output of the steps")
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--verbose", action="store_true", help="show all output of the steps")
+    shown.add_argument("--quiet", action="store_true", help="show the results only")
+    parser.add_argument("--json", action="store_true", help="print the results as one JSON object, all else on stderr")
     parser.add_argument(
         "--runner",
         choices=["forked", "subprocess", "docker"],
@@ -117,23 +123,31 @@ def _run(arguments: Namespace) -> int:
     data = absolute(uri or workdir / "data" / f"digits-{VERSION}")
     classes = class_count(scenario, data)
     window = Window.parse(arguments.tasks, scenario, classes)
-    print(scenario.announcement(classes), flush=True)  # nonsense is refused before anything is written
     from csc.pipelines.local.runner import StepCrashed, run_compiled
     from csc.pipelines.scenario import compile_pipeline
 
+    view = _view(arguments, scenario.sizes(classes))
+    view.say(scenario.announcement(classes))  # nonsense is refused before anything is written
     name = f"{scenario.name}-{config.method}-seed{config.seed}-{config.fingerprint(scenario.name, data)}"
-    with interruptible(), _locked(workdir, name) as package:
+    facts = {"scenario": scenario.name, "data": data, "config": differences(scenario.dataset, config)}
+    with interruptible(), locked(workdir, name, facts) as temporary:
+        package = workdir / "runs" / f"{name}.yaml"
         compile_pipeline(scenario, classes, package, overrides, on_this_machine(profile), window)
         checkpoints = workdir / "checkpoints" / name
-        inputs = {"data": data, "config": differences(scenario.dataset, config), "checkpoints": str(checkpoints)}
+        inputs = {"data": data, "config": facts["config"], "checkpoints": str(checkpoints)}
+        variables = {"TMPDIR": str(temporary)} if arguments.runner != "docker" else {}
         try:
-            with _closing(scenario.name, data, inputs["config"]):
-                run = run_compiled(package, inputs, workdir, verbose=arguments.verbose, runner=arguments.runner)
+            with closed_if_cut_short(facts):
+                run = run_compiled(package, inputs, workdir, view, runner=arguments.runner, variables=variables)
         except StepCrashed as error:
             print(error, file=sys.stderr)
             return 1
         shutil.rmtree(checkpoints, ignore_errors=True)  # all tasks are registered, nothing is left to resume
     page = workdir / f"{scenario.name}-{config.method}-seed{config.seed}.html"
+    write_bytes(page, run.page.read_bytes())
+    if arguments.json:
+        _print_json(run, page, config, scenario, data, window)
+        return 0
     alias = "final" if window.last == window.total else f"task-{window.last:02d}"
     _tell(run, page, f"models:/{model_name(scenario.name, config.method)}@{alias}", arguments.workdir)
     if window.last < window.total:
@@ -141,61 +155,49 @@ def _run(arguments: Namespace) -> int:
     return 0
 
 
+def _view(arguments: Namespace, sizes: Sequence[int]) -> View:
+    """What the person sees: a live view on a terminal, plain lines elsewhere, or nothing."""
+    out = sys.stderr if arguments.json else sys.stdout
+    if arguments.quiet:
+        return View()
+    if arguments.verbose or not out.isatty() or os.environ.get("TERM") == "dumb":
+        return PlainView(out, verbose=arguments.verbose)
+    from csc.pipelines.local.live import LiveView
+
+    return LiveView(out, dict(enumerate(sizes, start=1)))
+
+
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
     """Take SIGTERM for Ctrl-C, so that whoever ends this process with `kill` leaves nothing open either."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+    def terminate(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough: we are on our way out
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, terminate)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-@contextlib.contextmanager
-def _closing(scenario: str, data: str, config: str) -> Iterator[None]:
-    """Close the tracked runs of a run that ends early, as the exit handler of a pipeline does on a cluster."""
-    try:
-        yield
-    except BaseException as error:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a study sends it after Ctrl-C, which has reached us already
-        from csc.steps.finish import close
-
-        with contextlib.suppress(CscError):  # why the run ended matters more
-            close(scenario, data, config, "CANCELED" if isinstance(error, KeyboardInterrupt) else "FAILED")
-        raise
+def _print_json(run: "LocalRun", page: Path, config: Config, scenario: Scenario, data: str, window: Window) -> None:
+    """Print the results for a program to read: everything that the registry keeps of the last task."""
+    key = config.fingerprint(scenario.name, Dataset.open(data).fingerprint, code_version())
+    record = find_record(model_name(scenario.name, config.method), window.last, key)
+    kept = {"model": record.model.uri, "summary": record.run.summary, "run": record.run.to_plain()} if record else {}
+    print(json.dumps({**kept, "report": str(page), "reused": run.reused, "seconds": run.seconds}))
 
 
 def _tell(run: "LocalRun", page: Path, model: str, workdir: str) -> None:
-    """Write the report into the work folder and say where everything is."""
-    write_bytes(page, run.page.read_bytes())
+    """Print the results and where everything is."""
     print(f"\n{run.table}\n")
     if run.reused:
         print(f"reused from earlier runs: {len(run.reused)} of {len(run.reused) + len(run.seconds)} steps")
     print(f"report    {page}")
     print(f"model     {model}")
     print(f"MLflow    csc ui --workdir {workdir}")
-
-
-def make_writable(workdir: Path) -> None:
-    """Make the work folder, or say that it cannot be written."""
-    try:
-        (workdir / "runs").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadData(f"cannot write {workdir}: {error.strerror}; choose another --workdir") from None
-
-
-@contextlib.contextmanager
-def _locked(workdir: Path, name: str) -> Iterator[Path]:
-    """Refuse a run that another process is at; give the file for its pipeline. Other runs share the folder."""
-    make_writable(workdir)
-    with (workdir / "runs" / f"{name}.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise BadData(
-                f"{workdir}: the same run is going on there; wait for it or choose another --workdir"
-            ) from None
-        yield workdir / "runs" / f"{name}.yaml"
 
 
 COMPILE = Command("compile the pipeline of a scenario for a Kubeflow cluster", _compile_arguments, _compile)

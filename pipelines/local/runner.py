@@ -5,11 +5,10 @@ import functools
 import logging
 import os
 import sys
-import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TextIO
 
@@ -21,6 +20,7 @@ from csc.pipelines.local.containers import containers_for
 from csc.pipelines.local.processes import import_libraries_once, run_process
 from csc.pipelines.local.reporter import RunReporter, step_titles
 from csc.pipelines.local.steps import Start, Step, steps_run_by
+from csc.pipelines.local.view import PlainView, View
 from csc.tracking.server import tracking_uri
 
 __all__ = ["LocalRun", "Runner", "StepCrashed", "StepRefused", "run_compiled"]
@@ -47,7 +47,13 @@ class LocalRun:
 
 
 def run_compiled(
-    package: Path, arguments: Mapping[str, str], workdir: Path, *, verbose: bool = False, runner: Runner = "forked"
+    package: Path,
+    arguments: Mapping[str, str],
+    workdir: Path,
+    view: View | None = None,
+    *,
+    runner: Runner = "forked",
+    variables: Mapping[str, str] = {},
 ) -> LocalRun:
     """Execute a compiled pipeline file; finished steps of earlier tries are reused.
 
@@ -55,9 +61,10 @@ def run_compiled(
         package: YAML made by `compile_pipeline`, named after the run; outputs, cache and logs have the same name.
         arguments: run-time arguments of the pipeline.
         workdir: folder of outputs, cache and logs.
-        verbose: show all output, not only what matters.
+        view: shows what happens; plain lines if none is given.
         runner: whether a step is a fork of a process that has imported everything, a fresh process in this
             environment, or one in a container of its image.
+        variables: of the environment of all steps.
     """
     name = package.stem
     os.environ.setdefault("PYTHONUNBUFFERED", "1")  # the steps inherit it, and their lines come as they are printed
@@ -67,17 +74,19 @@ def run_compiled(
         log = workdir / "logs" / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("w", encoding="utf-8") as file:
-            reporter = RunReporter(sys.stdout, file, step_titles(pipeline.pipeline_spec), verbose=verbose)
+            view = view or PlainView(sys.stdout)
+            reporter = RunReporter(view, file, step_titles(pipeline.pipeline_spec))
+            shared = {**variables, **({"CSC_PROGRESS": "1"} if view.reports else {})}
 
             def run_step(step: Step) -> int:
                 reporter.begin(step.name)
-                code = start(step, reporter.line)
+                code = start(replace(step, variables={**step.variables, **shared}), reporter.line)
                 reporter.end(code)
                 return code
 
             cached = cached_by(cache_folder(workdir, name, tracking_uri()), reporter.reuse)
             try:
-                with steps_run_by(run_step), cached, _watched(reporter), _kfp_output_in(file):
+                with steps_run_by(run_step), cached, view, _kfp_output_in(file):
                     outputs = pipeline(**arguments).outputs
             except RuntimeError:  # of kfp: a step failed
                 if reporter.error is not None:
@@ -85,6 +94,9 @@ def run_compiled(
                 shown = "\n".join(line for line in reporter.tail if line.strip(" -"))
                 said = f"csc: {reporter.current}: {reporter.reason}\nthe whole log is {log}"
                 raise StepCrashed(f"{shown}\n{said}") from None
+            except KeyboardInterrupt as error:
+                error.args = (f"in {reporter.current}",)
+                raise
     return LocalRun(outputs["table"], Path(outputs["page"].path), tuple(reporter.reused), reporter.seconds)
 
 
@@ -99,16 +111,6 @@ def _started_by(runner: Runner, package: Path, arguments: Mapping[str, str], wor
     else:
         import_libraries_once()
         yield run_process
-
-
-@contextlib.contextmanager
-def _watched(reporter: RunReporter) -> Iterator[None]:
-    ended = threading.Event()
-    threading.Thread(target=reporter.watch, args=(ended,), daemon=True).start()
-    try:
-        yield
-    finally:
-        ended.set()
 
 
 @contextlib.contextmanager

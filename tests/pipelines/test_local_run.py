@@ -1,18 +1,18 @@
 """What a person sees of a run on this machine, and what a run keeps to itself in a shared work folder."""
 
 import io
-import threading
 import time
 from pathlib import Path
 
 import pytest
 from kfp import components
 
-from csc.cli.run import _locked
 from csc.errors import BadData
-from csc.pipelines.local import reporter as reporting
+from csc.pipelines.local import view as views
 from csc.pipelines.local.cache import cache_folder
+from csc.pipelines.local.lock import locked
 from csc.pipelines.local.reporter import RunReporter, step_titles
+from csc.pipelines.local.view import PlainView
 from csc.pipelines.scenario import compile_pipeline
 from csc.pipelines.window import Window
 from csc.scenario import Scenario
@@ -32,11 +32,11 @@ def all_titles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture
 def reporter(all_titles: dict[str, str]) -> RunReporter:
-    return RunReporter(io.StringIO(), io.StringIO(), all_titles)
+    return RunReporter(PlainView(io.StringIO()), io.StringIO(), all_titles)
 
 
 def said(reporter: RunReporter) -> list[str]:
-    return reporter.out.getvalue().splitlines()
+    return reporter.view.out.getvalue().splitlines()
 
 
 def test_titles_are_those_of_the_pipeline_whatever_kfp_calls_the_steps(all_titles: dict[str, str], tmp_path: Path):
@@ -69,26 +69,25 @@ def test_a_step_that_says_nothing_for_long_is_reported_ever_more_rarely(reporter
     reporter.line("Retrying: connection refused")
     start = time.monotonic()
     for seconds in range(0, 500, 10):
-        reporter.break_silence(start + seconds)
+        reporter.view.break_silence(start + seconds)
     last = "its last line: Retrying: connection refused"
     assert said(reporter)[1:] == [f"  running for {seconds} s; {last}" for seconds in (60, 120, 240, 480)]
 
 
 def test_silence_is_watched_while_kfp_runs(reporter: RunReporter, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(reporting, "_SILENCE", 0.5)
-    ended = threading.Event()
-    reporter.begin("train")
-    threading.Timer(1.2, ended.set).start()
-    reporter.watch(ended)
-    assert said(reporter)[1].endswith("its last line: no output")
+    monkeypatch.setattr(views, "_SILENCE", 0.5)
+    with reporter.view:
+        reporter.begin("train")
+        time.sleep(1.2)
+    assert said(reporter)[1].endswith("its last line: no output yet")
 
 
 def test_the_same_run_twice_at_once_is_refused_and_other_runs_are_not(tmp_path: Path):
-    with _locked(tmp_path, "one") as package, _locked(tmp_path, "two") as other:
-        assert package != other
-        with pytest.raises(BadData, match="the same run is going on there"), _locked(tmp_path, "one"):
+    with locked(tmp_path, "one", {}) as folder, locked(tmp_path, "two", {}) as other:
+        assert folder != other
+        with pytest.raises(BadData, match="the same run is going on there"), locked(tmp_path, "one", {}):
             pass
-    with _locked(tmp_path, "one"):
+    with locked(tmp_path, "one", {}):
         pass
 
 
