@@ -79,6 +79,12 @@ class RunReporter:
         self.log.write(f"{title} reused\n")
         self.view.reuse(title)
 
+    def repair(self, name: str, output: str) -> None:
+        """An output of a step is damaged, so the step runs again."""
+        line = f"{self.titles.get(name, name)}: {output} has changed since it was written; the step runs again"
+        self.log.write(f"{line}\n")
+        self.view.say(line)
+
     @property
     def reason(self) -> str:
         """The last line of the present step that says anything."""

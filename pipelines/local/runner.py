@@ -15,7 +15,7 @@ from typing import Literal, TextIO
 from kfp import components, local
 
 from csc.errors import CscError
-from csc.pipelines.local.cache import cache_folder, cached_by
+from csc.pipelines.local.cache import StepCache, cache_folder, cached_by
 from csc.pipelines.local.containers import containers_for
 from csc.pipelines.local.processes import import_libraries_once, run_process
 from csc.pipelines.local.reporter import RunReporter, step_titles
@@ -84,9 +84,9 @@ def run_compiled(
                 reporter.end(code)
                 return code
 
-            cached = cached_by(cache_folder(workdir, name, tracking_uri()), reporter.reuse)
+            cache = StepCache(cache_folder(workdir, name, tracking_uri()), reporter.reuse, reporter.repair)
             try:
-                with steps_run_by(run_step), cached, view, _kfp_output_in(file):
+                with steps_run_by(run_step), cached_by(cache), view, _kfp_output_in(file):
                     outputs = pipeline(**arguments).outputs
             except RuntimeError:  # of kfp: a step failed
                 if reporter.error is not None:
