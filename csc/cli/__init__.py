@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> ArgumentParser:
-    from csc.cli import cluster, doctor, ingest, lists, predict, run, serve, study, submit, ui
+    from csc.cli import cluster, doctor, ingest, lists, predict, run, serve, show, study, submit, ui
 
     commands = {
         "compile": run.COMPILE,
@@ -52,6 +52,8 @@ def _parser() -> ArgumentParser:
         "run": run.RUN,
         "scenarios": lists.SCENARIOS,
         "serve": serve.SERVE,
+        "settings": lists.SETTINGS,
+        "show": show.SHOW,
         "status": cluster.STATUS,
         "stop": cluster.STOP,
         "study": study.STUDY,
