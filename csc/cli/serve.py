@@ -33,11 +33,9 @@ def _arguments(parser: ArgumentParser) -> None:
 
 
 def _serve(arguments: Namespace) -> int:
-    try:
-        import starlette  # noqa: F401 - that there is one
-        import uvicorn  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise BadConfig(f"csc serve needs {error.name}; install 'csc[train,tracking]'") from None
+    import starlette  # noqa: F401 - before the port is taken and the model fetched
+    import uvicorn  # noqa: F401
+
     with listening(arguments.host, arguments.port) as listener:
         predictor = _load(arguments.model, arguments.workdir)
         name = arguments.name or _name(arguments.model, predictor)
