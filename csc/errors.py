@@ -11,6 +11,7 @@ __all__ = [
     "TrackingError",
     "TrackingUnavailable",
     "Unavailable",
+    "resumable_error",
 ]
 
 
@@ -55,3 +56,9 @@ class TrackingUnavailable(Unavailable, TrackingError):
 
 class Terminated(KeyboardInterrupt):
     """SIGTERM: like Ctrl-C, but from a program; what is finished is kept, and the same command resumes."""
+
+
+def resumable_error(reason: object) -> CscError:
+    """The error for work stopped by a store, a disk or a lost process: the same command resumes it."""
+    kind = type(reason) if isinstance(reason, Unavailable) else CscError
+    return kind(f"{reason}; what is finished is kept, the same command goes on from there")

@@ -35,17 +35,11 @@ ADVICE = "an administrator can set OnError, see docs/profiles.md, 'Retries'"
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """What the workflow controller does with a step that did not succeed.
+    """What the workflow controller does with a step that did not succeed."""
 
-    Attributes:
-        name: as Argo calls it; OnFailure is Argo's own, if nobody sets another.
-        limit: how often it tries those steps again that ask for nothing themselves; 0 for never.
-        condition: an expression of Argo's that must hold as well; empty for none.
-    """
-
-    name: str = "OnFailure"
-    limit: int = 0
-    condition: str = ""
+    name: str = "OnFailure"  # Argo's own, if nobody sets another
+    limit: int = 0  # how often it tries those steps again that ask for nothing themselves
+    condition: str = ""  # an expression of Argo's that must hold as well
 
     @classmethod
     def from_configmap(cls, data: Mapping[str, str]) -> "RetryPolicy":
@@ -104,10 +98,10 @@ def retry_warning(profile: Profile, namespace: str = "", seconds: float = 3.0) -
 
 
 def cluster_checks(profile: str | None, namespace: str | None) -> Iterator[Check]:
-    """Ask everything, one after the other; without a profile only of the retry policy and the account."""
-    wanted = read_profile(profile) if profile else Profile()
-    where = namespace or wanted.cluster.namespace or KUBEFLOW
-    account, claim = wanted.cluster.service_account, wanted.storage.volume.claim
+    """Ask everything, one after the other; without a profile only the retry policy and the account."""
+    asked = read_profile(profile) if profile else Profile()
+    where = namespace or asked.cluster.namespace or KUBEFLOW
+    account, claim = asked.cluster.service_account, asked.storage.volume.claim
     cluster = Cluster()
     try:
         found = Cluster.connect()
@@ -116,10 +110,10 @@ def cluster_checks(profile: str | None, namespace: str | None) -> Iterator[Check
     except Unseen as reason:
         yield Check("cluster", "failed", f"{reason}; 'kubectl cluster-info' must work here, or KUBECONFIG name a file")
     command = f"-n {KUBEFLOW} get configmap {CONFIGMAP} -o yaml"
-    yield _answer("retries", command, lambda: retry_policy(cluster, where).check(wanted.retry.pods))
-    for secret in (one for one in (wanted.secrets.s3, wanted.secrets.mlflow) if one.name):
+    yield _answer("retries", command, lambda: retry_policy(cluster, where).check(asked.retry.pods))
+    for secret in (one for one in (asked.secrets.s3, asked.secrets.mlflow) if one.name):
         yield _answer("secret", f"-n {where} describe secret {secret.name}", _secret, cluster, where, secret)
-    for name in wanted.images.pull_secrets:
+    for name in asked.images.pull_secrets:
         yield _answer("pull", f"-n {where} get secret {name}", _pull_secret, cluster, where, name)
     if claim:
         yield _answer("claim", f"-n {where} get pvc {claim}", _claim, cluster, where, claim)

@@ -50,7 +50,8 @@ def import_libraries_once() -> None:
 
 def run_process(step: Step, show: Show, method: Literal["forkserver", "spawn"] = "forkserver") -> int:
     """Run a step, hand on what it prints, and return its exit code."""
-    context = multiprocessing.get_context(method)
+    forked = method == "forkserver"
+    context = multiprocessing.get_context("forkserver") if forked else multiprocessing.get_context("spawn")
     reader, writer = context.Pipe(duplex=False)
     variables = {**os.environ, **step.variables, "_KFP_RUNTIME": "true"}
     process = context.Process(target=_execute, args=(step.command[3], step.command[4:], variables, writer))
