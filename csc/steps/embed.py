@@ -106,10 +106,9 @@ class _Embedding:
     """A frozen backbone at work on a whole data set."""
 
     def __init__(self, settings: Config, dataset: Dataset, place: str) -> None:
-        from torch import nn
-
         from csc.distributed.group import single_process
         from csc.nets.backbone import initialise, normalisation
+        from csc.nets.head import Head
         from csc.nets.network import Network
         from csc.training.device import for_inference
         from csc.training.start import seed_everything
@@ -122,7 +121,7 @@ class _Embedding:
         self.mean, self.std = normalisation(backbone)
         self.device = single_process().device
         self.weights = backbone.state_dict()  # whoever learns from maps saves these
-        network = Network(backbone, nn.Identity(), self.mean, self.std)
+        network = Network(backbone, Head(), self.mean, self.std)
         self.network = for_inference(network, settings, self.device)
         table = dataset.labels().select(["image_id", "split", "shard", "row"])
         self.shards = [table.filter(pc.equal(table["shard"], number)) for number in range(_shards(table))]
