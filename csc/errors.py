@@ -7,6 +7,7 @@ __all__ = [
     "BadScenario",
     "CscError",
     "StoreUnavailable",
+    "Terminated",
     "TrackingError",
     "TrackingUnavailable",
     "Unavailable",
@@ -51,6 +52,10 @@ class StoreUnavailable(Unavailable, BadData):
 
 class TrackingUnavailable(Unavailable, TrackingError):
     """A tracking server, or the store of its models, that does not answer or answers only with errors of its own."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: like Ctrl-C, but from a program; what is finished is kept, and the same command resumes."""
 
 
 def resumable_error(reason: object) -> CscError:

@@ -1,77 +1,63 @@
-"""`csc ui`: the MLflow pages of a work folder, opened on views of our runs."""
+"""`csc ui`: the MLflow pages of a work folder, with views of our runs."""
 
 import signal
-import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from argparse import ArgumentParser, Namespace
 
 from csc.cli.command import Command
+from csc.cli.serve import listening
 from csc.cli.workdir import tracked_workdir, workdir_argument
-from csc.errors import BadConfig, TrackingError
+from csc.errors import TrackingError
+from csc.tracking.queries import with_views
+from csc.tracking.server import without_secrets
+from csc.tracking.views import view_path
 
 __all__ = ["UI"]
-
-STARTUP_SECONDS = 180
 
 
 def _arguments(parser: ArgumentParser) -> None:
     workdir_argument(parser)
-    parser.add_argument("--port", type=int, default=5000, help="port to listen on (default: 5000)")
+    parser.add_argument("--port", type=int, default=5000, help="of this machine (default: 5000)")
 
 
 def _run(arguments: Namespace) -> int:
     uri = tracked_workdir(arguments.workdir)
     if uri.startswith(("http://", "https://")):  # its pages are there already
-        _print_views(uri.rstrip("/"))
+        _print_views(without_secrets(uri).rstrip("/"))
         return 0
-    _check_free(arguments.port)
-    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(arguments.port)]
+    listening("127.0.0.1", arguments.port).close()  # says in one line if the port is taken
     address = f"http://127.0.0.1:{arguments.port}"
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the server ends with us, however we are told to stop
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(arguments.port)]
     with subprocess.Popen([*command, "--workers", "1", "--backend-store-uri", uri]) as server:
+        signal.signal(signal.SIGTERM, lambda *_: server.terminate())
         try:
-            _wait(address, server)
+            _wait_for(address, server)
             _print_views(address)
-            print("stop with Ctrl-C", flush=True)
+            print(f"MLflow on {address} (stop with Ctrl-C)", flush=True)
             return server.wait()
-        except KeyboardInterrupt:
-            return 0
-        finally:
-            server.terminate()
-
-
-def _check_free(port: int) -> None:
-    try:
-        socket.create_server(("127.0.0.1", port)).close()
-    except (OSError, OverflowError) as error:
-        reason = str(getattr(error, "strerror", None) or error).partition(" (")[0]
-        raise BadConfig(f"cannot listen on 127.0.0.1, port {port} ({reason}); give another --port") from None
-
-
-def _wait(address: str, server: "subprocess.Popen[bytes]") -> None:
-    """Wait until the server answers."""
-    deadline = time.monotonic() + STARTUP_SECONDS
-    while server.poll() is None and time.monotonic() < deadline:
-        try:
-            urllib.request.urlopen(f"{address}/health", timeout=5).close()
-            return
-        except (OSError, urllib.error.URLError):
-            time.sleep(0.3)
-    raise TrackingError(f"MLflow on {address} did not start; its lines above say why")
+        except KeyboardInterrupt:  # the server has it too
+            return server.wait()
 
 
 def _print_views(address: str) -> None:
-    from csc.tracking.queries import with_views
-    from csc.tracking.views import view_path
-
-    print(f"MLflow    {address}")
+    """Print the addresses of the saved views of each experiment."""
     for name, experiment in with_views().items():
         for view in ("results", "curves"):
-            print(f"{name:<9} {view:<8} {address}{view_path(experiment, view)}", flush=True)
+            print(f"{name} {view:<8} {address}{view_path(experiment, view)}", flush=True)
+
+
+def _wait_for(address: str, server: "subprocess.Popen[bytes]") -> None:
+    """Wait until the server answers."""
+    while server.poll() is None:
+        try:
+            urllib.request.urlopen(f"{address}/health", timeout=5).close()
+            return
+        except OSError:
+            time.sleep(0.2)
+    raise TrackingError(f"the MLflow server on {address} ended with exit code {server.returncode}, see above")
 
 
 UI = Command("open the MLflow pages of a work folder", _arguments, _run)

@@ -7,14 +7,17 @@ from csc.retry import with_retries
 from csc.scenario import Scenario
 from csc.tracking.names import model_name
 from csc.tracking.queries import close_runs
-from csc.tracking.registry import Shown, point_aliases
+from csc.tracking.registry import point_aliases
 from csc.version import code_version
 
-__all__ = ["close", "finish", "show"]
+__all__ = ["close", "finish"]
 
 
 def close(scenario: str, data: str, config: str, state: str) -> None:
-    """Mark what is still open of a scenario run as failed or killed; show one that was completed.
+    """Mark what is still open of a scenario run as failed or killed.
+
+    A complete run of which every step was reused changes nothing by itself, yet whoever asks for it expects that
+    `final` is its model. Aliases that another run has moved since are moved back, with a line for each.
 
     Args:
         scenario: name.
@@ -29,29 +32,14 @@ def close(scenario: str, data: str, config: str, state: str) -> None:
     except BadData as error:
         print(f"nothing to close: no task has begun ({error})")
         return
-    ended_early = state.upper().startswith(("CANCEL", "FAIL"))
+    settings = resolve(Scenario.parse(scenario).dataset, config)
+    key = settings.fingerprint(scenario, fingerprint, code_version())
     status = "KILLED" if state.upper().startswith("CANCEL") else "FAILED"
-    closed = close_runs([_key(scenario, fingerprint, config)], status)
+    closed = close_runs([key], status)
     print(f"marked as {status}: {', '.join(closed)}" if closed else "nothing is left open")
-    if not closed and not ended_early:
-        show(scenario, data, config)
-
-
-def show(scenario: str, data: str, config: str) -> Shown:
-    """Let the aliases name the models of a complete run, as they did when it was made.
-
-    A run of which every step is reused changes nothing by itself, yet whoever asks for it expects that `final` is its
-    model. Aliases that another run has moved since are moved back, with a line for each.
-    """
-    method = resolve(Scenario.parse(scenario).dataset, config).method
-    shown = point_aliases(model_name(scenario, method), _key(scenario, Dataset.open(data).fingerprint, config))
-    for line in shown.moved:
-        print(f"alias {line}", flush=True)
-    return shown
-
-
-def _key(scenario: str, fingerprint: str, config: str) -> str:
-    return resolve(Scenario.parse(scenario).dataset, config).fingerprint(scenario, fingerprint, code_version())
+    if not closed and not state.upper().startswith(("CANCEL", "FAIL")):
+        for line in point_aliases(model_name(scenario, settings.method), key).moved:
+            print(f"alias {line}")
 
 
 finish = with_retries(close)  # the step; a command whose server has just failed calls `close`, which does not wait
