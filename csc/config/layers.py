@@ -61,8 +61,8 @@ def resolve(
 def differences(dataset: str, config: Config) -> str:
     """The settings that differ from the method's own on a data set, as JSON that resolves to the same configuration.
 
-    A pipeline hands it to every step, and a cluster keeps it many times over for each: all settings are 2 KB, these
-    rarely more than 100 bytes.
+    A pipeline passes it to every step, and a cluster stores it with each: all settings are 2 KB, these rarely more than
+    100 bytes.
 
     >>> differences("voc", resolve("voc", {"method": "lwf", "seed": 1}))
     '{"method": "lwf", "seed": 1}'

@@ -38,7 +38,7 @@ Unit = Annotated[float, Meta(ge=0, le=1)]
 Text = Annotated[str, Meta(min_length=1)]
 _Group = TypeVar("_Group", bound=Settings)
 
-# Who does the work, which changes no result: a run may go on with another number of hands.
+# How the work is shared out, which changes no result: a run may resume with other values.
 EXECUTION_ONLY = ("train.workers", "train.processes", "train.nodes")
 
 
@@ -104,7 +104,7 @@ class Memory(Settings, frozen=True):
     """What is kept of a task's images for later tasks, and how it is replayed.
 
     `per_class` exemplars of each class, or `total` of all together (split evenly for `herding` and `random`).
-    `concat` adds the exemplars to the task's images; `batch` draws a batch of them beside each batch of the task, and
+    `concat` adds the exemplars to the task's images; `batch` draws a batch of them with each batch of the task, and
     its loss counts `weight`. Unknown labels of an exemplar are negatives or masked.
     """
 
@@ -144,8 +144,8 @@ class ReleaseQuirks(Settings, frozen=True):
 class Config(Settings, frozen=True):
     """Everything that decides the outcome of a run, apart from the data and the scenario.
 
-    These are the settings of every method. Those of a run are a subtype with the groups that its method and head read
-    beside them (`csc.config.layers`), so a setting that nothing reads is no part of a run.
+    These are the settings of every method. Those of a run are a subtype that adds the groups which its method and head
+    read (`csc.config.layers`), so a setting that nothing reads is no part of a run.
     """
 
     method: str = "csc"
@@ -154,7 +154,7 @@ class Config(Settings, frozen=True):
     allow_leaky_init: bool = False
     head: str = "linear"
     labels: Literal["task", "seen"] = "task"
-    held_out: AtLeast0 = 0  # one of so many training images is tested on, in the place of the test images
+    held_out: AtLeast0 = 0  # one of so many training images is tested on, instead of the test images
     threshold: Unit = 0.8
     backbone: Backbone = Backbone()
     input: Input = Input()

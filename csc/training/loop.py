@@ -19,11 +19,10 @@ from csc.methods import method
 from csc.nets.network import Network
 from csc.replay.memory import Memory
 from csc.training.checkpoint import Checkpoint
-from csc.training.device import for_inference, to_device
+from csc.training.device import Precision, for_inference, to_device
 from csc.training.examples import Examples
 from csc.training.objective import Objective
 from csc.training.optimiser import inherit_moments, make_optimizer, make_schedule
-from csc.training.precision import Precision
 
 __all__ = ["EpochLog", "Trainer"]
 
@@ -43,7 +42,7 @@ class Trainer:
         origin: names what the network starts from and its teacher; a checkpoint of another origin is not resumed.
         frozen_parameters: names that must not learn (grown layers under the release's quirk).
         optimizer_state: moments of the task before to start with (under the release's quirk).
-        features: place of cached feature maps that come in the place of images; none if empty.
+        features: uri of cached feature maps that replace the images; none if empty.
         memory: exemplars of earlier tasks, as this task may see them.
         state: what the method kept of earlier tasks.
         group: the processes that train together.
@@ -93,7 +92,7 @@ class Trainer:
         )
 
     def run(self) -> list[EpochLog]:
-        """Train all epochs, resuming an earlier try after its last checkpoint; return one log per epoch."""
+        """Train all epochs, resuming an earlier try from its checkpoint; return one log per epoch."""
         self.objective.begin()
         view = self.examples.view
         key = self.config.fingerprint(view.fingerprint, self.origin, str(self.task), *view.classes)
@@ -111,7 +110,7 @@ class Trainer:
                 keeper.save(log)
                 progress.epoch(epoch, terms)
                 self.on_epoch(epoch, log[-1])
-        self.objective.finish()
+        self.method.finish(self.objective)
         return log
 
     def _epoch(self, epoch: int, batches: Batches, progress: Progress) -> tuple[EpochLog, EpochLog]:

@@ -1,6 +1,7 @@
 """From a batch to loss terms: a method, its networks, and the images that they look at."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -12,54 +13,46 @@ from csc.data.loading import Batch
 from csc.methods.base import Method, Replay, Step
 from csc.nets.correlation import statistical_cm
 from csc.nets.network import Network, Outputs
+from csc.training.device import Precision
 from csc.training.examples import Examples
 from csc.training.inference import plain_batches
-from csc.training.precision import Precision
 
 __all__ = ["Objective"]
 
 
+@dataclass
 class Objective:
     """What a task's training minimises; also the `Lesson` that its method looks at.
 
-    Args:
-        config: settings.
-        method: gives the terms.
+    Attributes:
         network: that learns; on its device, with what must not learn frozen.
         prior: model of the task before, made for inference, if the method asks for it.
         new: how many classes are new.
-        examples: to learn from.
-        precision: of the forward passes.
-
-    Attributes:
         learner: the network as training calls it: compiled if wanted, its gradients averaged over processes.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        method: Method,
-        network: Network,
-        prior: Network | None,
-        new: int,
-        examples: Examples,
-        precision: Precision,
-    ) -> None:
-        self.config, self.method, self.network, self.prior = config, method, network, prior
-        self.new, self.examples, self.precision, self.group = new, examples, precision, examples.group
-        self.needs_intermediates = method.needs_intermediates
-        self.device, self.classes = self.group.device, examples.view.classes
-        # A frozen backbone is the same in both networks: it runs once, and they go on from its maps.
-        frozen = config.backbone.frozen
-        learner, self._teacher = (net.on_maps() if net and frozen else net for net in (network, prior))
-        compiled = torch.compile(learner) if config.train.compile else learner
+    config: Config
+    method: Method
+    network: Network
+    prior: Network | None
+    new: int
+    examples: Examples
+    precision: Precision
+
+    def __post_init__(self) -> None:
+        self.group, self.classes = self.examples.group, self.examples.view.classes
+        self.device, self.needs_intermediates = self.group.device, self.method.needs_intermediates
+        # A frozen backbone is the same in both networks: it runs once, and both take its maps.
+        frozen = self.config.backbone.frozen
+        learner, self._teacher = (net.on_maps() if net and frozen else net for net in (self.network, self.prior))
+        compiled = torch.compile(learner) if self.config.train.compile else learner
         self.learner = self.group.learner(cast(nn.Module, compiled))
         self._prior_logits: Tensor | None = None
         self._tables = self._make_tables()
 
     def begin(self) -> None:
-        """Prepare for the first step; also of a try that resumes."""
-        # Of plain cached maps the prior model always says the same, so it is asked once.
+        """Prepare for the first step, also when training resumes."""
+        # The prior model always says the same of cached maps without augmentation, so it is asked once.
         fixed = self.examples.features and not self.config.input.augment
         if self.prior is not None and fixed and not self.needs_intermediates:
             self._prior_logits = self.logits_of_prior()
@@ -67,17 +60,13 @@ class Objective:
         if any(name == "statistical_cm" for name, _ in self.network.head.named_buffers()):
             self._count_correlations()
 
-    def finish(self) -> None:
-        """Let the method work out what later tasks need of this one."""
-        self.method.finish(self)
-
     def logits_of_prior(self) -> Tensor:
-        """What the prior model says of every training image as it is, exemplars included."""
+        """What the prior model says of every training image without augmentation, exemplars included."""
         assert self.prior is not None
         return self.examples.outputs(self.prior, range(len(self.examples.view))).to(self.device)
 
     def logits(self, rows: Sequence[int]) -> Tensor:
-        """What the network says now of some training images, as they are."""
+        """What the network says now of some training images, without augmentation."""
         return self.examples.outputs(self.network.eval(), rows)
 
     def pooled_features(self) -> Tensor:
@@ -135,7 +124,7 @@ class Objective:
         return _as_outputs(self.learner(images, self.needs_intermediates)), prior
 
     def _prior_outputs(self, images: Tensor, rows: Tensor) -> Outputs | None:
-        """What the prior model says, if there is one: looked up where it is known, otherwise asked."""
+        """What the prior model says, if there is one: looked up where it is known, else computed."""
         if self._prior_logits is not None:
             return _as_outputs(self._prior_logits[rows])
         if self._teacher is None:
@@ -175,5 +164,5 @@ class Objective:
 
 
 def _as_outputs(answer: Tensor | Outputs) -> Outputs:
-    """Logits alone as outputs of which nobody asks for more."""
+    """Logits alone as outputs, where nothing else is needed."""
     return answer if isinstance(answer, Outputs) else Outputs(answer, answer, (), None)

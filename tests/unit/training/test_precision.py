@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from csc.data.loading import Batch
 from csc.training.checkpoint import Checkpoint
+from csc.training.device import Precision
 from csc.training.loop import EpochLog, Trainer
 from csc.training.optimiser import laid_out_like
-from csc.training.precision import Precision
 from tests.unit.training.bench import ROWS, Bench, changed, first_rows, settings, state_of, without_speed
 
 STILL = ("release_quirks.freeze_bn_after_base=true", "release_quirks.no_shuffle=true", "train.schedule=constant")
