@@ -36,6 +36,10 @@ NotNegative = Annotated[float, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0)]
 Unit = Annotated[float, Meta(ge=0, le=1)]
 Text = Annotated[str, Meta(min_length=1)]
+# Never an address: timm would fetch and build whatever is there.
+TimmName = Annotated[
+    str, Meta(pattern=r"^\w+(\.\w+)?\Z", description="a model of timm such as resnet18 or resnet18.a1_in1k")
+]
 _Group = TypeVar("_Group", bound=Settings)
 
 # How the work is shared out, which changes no result: a run may resume with other values.
@@ -45,7 +49,7 @@ EXECUTION_ONLY = ("train.workers", "train.processes", "train.nodes")
 class Backbone(Settings, frozen=True, kw_only=False):
     """The feature extractor, by its timm name (`name` or `name.tag`)."""
 
-    name: Text = "tresnet_m.miil_in21k"
+    name: TimmName = "tresnet_m.miil_in21k"
     frozen: bool = False
     output_stride: Literal[8, 16, 32] = 32
 
