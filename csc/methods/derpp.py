@@ -48,8 +48,10 @@ class DERpp(ER):
         if not step.replays:
             return {"ce": ce}
         dark, labelled = step.replays
-        distance = ((dark.logits - dark.stored_logits).square() * dark.stored).sum() / dark.stored.sum().clamp(min=1)
-        distance = self.scaled(distance, len(dark.logits), step)
+        squares = (dark.logits - dark.stored_logits).square() * dark.stored[: len(dark.logits)]
+        distance = squares.sum() / dark.stored.sum().clamp(min=1) / step.share
+        if self.config.loss.form == "asl":
+            distance = distance * len(dark.stored)
         known = labelled.known if self.config.memory.unknown == "masked" else None
         again = self.classify(step, labelled.logits, labelled.targets, known)
         return {"ce": ce, "logits": weights.alpha * distance, "replay": weights.beta * again}

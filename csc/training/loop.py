@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from csc.config.schema import Config
 from csc.data.loading import Batches
+from csc.data.order import Draw
 from csc.data.progress import Progress
 from csc.data.views import View
 from csc.distributed.group import Group, no_sync, single_process
@@ -124,7 +125,7 @@ class Trainer:
         total: dict[str, Tensor] = {}
         for start in range(0, len(order), accumulate):
             update = order[start : start + accumulate]
-            for name, value in self._step(batches, [[len(draw.rows) for draw in draws] for draws in update]).items():
+            for name, value in self._step(batches, update).items():
                 total[name] = total[name] + value if name in total else value
             if self.group.is_main:
                 progress.advance(epoch, sum(len(draws[0].rows) for draws in update))
@@ -133,21 +134,21 @@ class Trainer:
         waiting = (batches.waited - waited) / seconds
         return terms, {"images_per_second": self.examples.shown / seconds, "waiting": waiting}
 
-    def _step(self, batches: Batches, sizes: list[list[int]]) -> dict[str, Tensor]:
+    def _step(self, batches: Batches, update: list[list[Draw]]) -> dict[str, Tensor]:
         """One update from one batch, or from several that are accumulated; return the terms, still on the device.
 
         Args:
             batches: where the next ones come from.
-            sizes: of each batch how many rows are the task's, and how many of each draw from the memory.
+            update: of each batch the rows of the task, and those of each draw from the memory.
         """
         scaler = self.precision.scaler
         self.optimizer.zero_grad(set_to_none=True)
         total: dict[str, Tensor] = {}
-        images = sum(size[0] for size in sizes)
-        for number, size in enumerate(sizes, start=1):
-            batch, share = next(batches).to(self.group.device), size[0] / images
-            with no_sync(self.objective.learner, unless=number == len(sizes)):
-                terms = self.objective.terms(batch, size, share)
+        images = sum(len(draws[0].rows) for draws in update)
+        for index, draws in enumerate(update):
+            batch, share = next(batches).to(self.group.device), len(draws[0].rows) / images
+            with no_sync(self.objective.learner, unless=index == len(update) - 1):
+                terms = self.objective.terms(batch, draws, [*update[:index], *update[index + 1 :]])
                 loss = torch.stack(list(terms.values())).sum() * share
                 scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             for name, value in terms.items():

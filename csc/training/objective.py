@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from csc.config.schema import Config
 from csc.data.loading import Batch
+from csc.data.order import Draw
 from csc.methods.base import Method, Replay, Step
 from csc.nets.correlation import statistical_cm
 from csc.nets.network import Network, Outputs
@@ -83,14 +84,16 @@ class Objective:
         for batch in plain_batches(examples.view, steps, self.config, examples.features, self.device):
             yield batch.to(self.device)
 
-    def terms(self, batch: Batch, sizes: list[int], share: float) -> dict[str, Tensor]:
+    def terms(self, batch: Batch, draws: Sequence[Draw], others: Sequence[Sequence[Draw]] = ()) -> dict[str, Tensor]:
         """The loss terms of a batch, the same in all processes.
 
         Args:
             batch: this process's shard: rows of the task, then those of each draw from the memory.
-            sizes: how many of each there are in all processes.
-            share: of the update that the batch is; less than 1 if batches are accumulated.
+            draws: the same rows of all processes.
+            others: those of all other batches of an accumulated update.
         """
+        sizes = [len(draw.rows) for draw in draws]
+        share = sizes[0] / (sizes[0] + sum(len(other[0].rows) for other in others))
         own = [len(self.group.shard(range(size))) for size in sizes]
         with self.precision.autocast:
             learner, prior = self._outputs(batch, own[0])
@@ -98,8 +101,7 @@ class Objective:
 
         def gather(values: Tensor) -> list[Tensor]:
             """The rows of all processes: those of the task, then those of each draw."""
-            draws = zip(torch.split(values, own), sizes, strict=True)
-            return [self.group.gather(draw, size) for draw, size in draws]
+            return [self.group.gather(part, size) for part, size in zip(torch.split(values, own), sizes, strict=True)]
 
         logits, targets = gather(learner.logits.float()), gather(batch.targets)
         per_image = {name: self.group.gather(values.float(), sizes[0]) for name, values in distances.items()}
@@ -107,12 +109,22 @@ class Objective:
         known: Tensor | None = None
         replays: tuple[Replay, ...] = ()
         if self._tables is not None:
+            is_known, stored_logits, is_stored = self._tables
             rows = gather(batch.rows)
-            draws = zip(logits[1:], targets[1:], rows[1:], strict=True)
-            replays = tuple(Replay(z, y, *(table[drawn] for table in self._tables)) for z, y, drawn in draws)
-            known = self._tables[0][rows[0]] if self.config.memory.replay == "concat" else None
+            of_update = [self._with_others(drawn, [other[i].rows for other in others]) for i, drawn in enumerate(rows)]
+            replays = tuple(
+                Replay(logits[i], targets[i], is_known[of_update[i]], stored_logits[rows[i]], is_stored[of_update[i]])
+                for i in range(1, len(rows))
+            )
+            known = is_known[of_update[0]] if self.config.memory.replay == "concat" else None
         step = Step(logits[0], targets[0], self.new, prior_logits, known, per_image, replays, share)
         return self.method.loss(step) | self.method.penalty(self.network)
+
+    def _with_others(self, rows: Tensor, others: Sequence[Sequence[int]]) -> Tensor:
+        """The rows of a batch, and after them those of the other batches of its update."""
+        if not others:
+            return rows
+        return torch.cat([rows, torch.tensor([row for other in others for row in other], device=self.device)])
 
     def _outputs(self, batch: Batch, own: int) -> tuple[Outputs, Outputs | None]:
         """What the learner says of all images, and the prior model of the task's."""
