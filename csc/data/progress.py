@@ -36,7 +36,7 @@ class Progress(_Line):
     """The progress of a training task; `finished` epochs of an earlier attempt do not count as speed."""
 
     def __init__(
-        self, title: str, epochs: int, images_per_epoch: int, stream: TextIO | None = None, finished: int = 0
+        self, title: str, epochs: int, images_per_epoch: int, stream: TextIO | None = None, finished: float = 0
     ) -> None:
         super().__init__(stream)
         self.title, self.epochs, self.images_per_epoch, self.finished = title, epochs, images_per_epoch, finished
@@ -55,7 +55,7 @@ class Progress(_Line):
 
     def _line(self, epoch: int, terms: Mapping[str, float]) -> str:
         speed = self._per_second(self.done)
-        left = max((self.epochs - self.finished) * self.images_per_epoch - self.done, 0) / speed
+        left = max((self.epochs - self.finished) * self.images_per_epoch - self.done, 0) / max(speed, 1e-9)
         losses = "".join(f" · {name} {value:.4f}" for name, value in terms.items())
         return f"{self.title} · epoch {epoch + 1}/{self.epochs}{losses} · {speed:.0f} images/s · {left:.0f} s left"
 

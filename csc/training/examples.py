@@ -61,12 +61,14 @@ class Examples:
                 batch += [next(drawn) for _ in range(self.draws)]
         return batches
 
-    def batches(self, epochs: range) -> Batches:
-        """This process's shard of all batches of the given epochs."""
+    def batches(self, epochs: range, skip: int = 0) -> Batches:
+        """This process's shard of all batches of the given epochs, but for the first ones, which an earlier try had."""
         plan = [
             (epoch, [[Draw(self.group.shard(draw.rows), draw.number) for draw in batch] for batch in self.order(epoch)])
             for epoch in epochs
         ]
+        if skip:
+            plan[0] = (plan[0][0], plan[0][1][skip:])
         device, augment = self.group.device, self.config.input.augment
         return load_batches(self.view, plan, self.config, self.features, device, seed=self.seed, augment=augment)
 

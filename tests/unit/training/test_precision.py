@@ -11,7 +11,7 @@ from csc.data.loading import Batch
 from csc.replay.memory import Memory
 from csc.replay.update import update
 from csc.scenario import Task
-from csc.training.checkpoint import Checkpoint
+from csc.training.checkpoint import Checkpoint, Position
 from csc.training.device import Precision
 from csc.training.loop import EpochLog, Trainer
 from csc.training.optimiser import laid_out_like
@@ -127,8 +127,8 @@ def test_a_gpu_that_only_emulates_bfloat16_takes_float16(
 def test_a_checkpoint_of_a_machine_that_scales_nothing_is_taken_up_where_scaling_is_needed(bench: Bench):
     network = nn.Linear(2, 1)
     parts = bench.folder / "any", "key", network, torch.optim.Adam(network.parameters()), None
-    Checkpoint(*parts, torch.amp.GradScaler("cpu", enabled=False)).save([{"loss": 1.0}])
-    assert Checkpoint(*parts, torch.amp.GradScaler("cpu")).restore() == [{"loss": 1.0}]
+    Checkpoint(*parts, torch.amp.GradScaler("cpu", enabled=False)).save(Position([{"loss": 1.0}]))
+    assert Checkpoint(*parts, torch.amp.GradScaler("cpu")).restore() == Position([{"loss": 1.0}])
 
 
 def test_a_checkpoint_of_another_origin_is_not_taken_up(bench: Bench):
