@@ -69,7 +69,11 @@ class Features(Settings, frozen=True):
 
 
 class Train(Settings, frozen=True):
-    """Optimisation of one task."""
+    """Optimisation of one task.
+
+    With `batch_norm=frozen_after_base` the statistics of batch-norm layers are those of the base task for good; their
+    weights still learn.
+    """
 
     epochs: AtLeast1 = 20
     batch_size: Annotated[int, Meta(ge=2)] = 64
@@ -81,6 +85,7 @@ class Train(Settings, frozen=True):
     pct_start: Unit = 0.2
     clip: NotNegative = 0.0
     accumulate: AtLeast1 = 1
+    batch_norm: Literal["live", "frozen_after_base"] = "live"
     amp: Literal["auto", "bf16", "fp16", "off"] = "auto"
     compile: bool = False
     channels_last: Literal["auto", "on", "off"] = "auto"
@@ -139,7 +144,6 @@ class ReleaseQuirks(Settings, frozen=True):
     """What the released code does otherwise than the paper, one switch each."""
 
     freeze_grown_layers: bool = False
-    freeze_bn_after_base: bool = False
     persist_optimizer: bool = False
     no_shuffle: bool = False
     legacy_bias_reset: bool = False

@@ -244,11 +244,11 @@ class Trainer:
             self.network.get_parameter(name).requires_grad_(False)
 
     def _train_mode(self) -> None:
-        """Training mode, but for what is frozen: a frozen backbone, and batch-norm under the release's quirk."""
+        """Training mode, but for what is frozen: the backbone, or statistics of batch-norm after the base task."""
         self.network.train()
         if self.config.backbone.frozen:
             self.network.backbone.eval()
-        if self.config.release_quirks.freeze_bn_after_base and not self.is_base:
+        if self.config.train.batch_norm == "frozen_after_base" and not self.is_base:
             for module in self.network.modules():
                 if isinstance(module, _BatchNorm):
                     module.eval()

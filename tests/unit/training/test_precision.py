@@ -17,7 +17,7 @@ from csc.training.loop import EpochLog, Trainer
 from csc.training.optimiser import laid_out_like
 from tests.unit.training.bench import ROWS, Bench, changed, settings, state_of, without_speed
 
-STILL = ("release_quirks.freeze_bn_after_base=true", "release_quirks.no_shuffle=true", "train.schedule=constant")
+STILL = ("train.batch_norm=frozen_after_base", "release_quirks.no_shuffle=true", "train.schedule=constant")
 
 
 def first_update(trainer: Trainer) -> tuple[EpochLog, Tensor]:
