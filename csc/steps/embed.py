@@ -7,6 +7,7 @@ from dataclasses import asdict
 from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -21,6 +22,7 @@ from csc.data.features import (
     WEIGHTS,
     FeatureCard,
     Maps,
+    WeightsFile,
     features_key,
     features_uri,
     has_weights,
@@ -101,10 +103,9 @@ class _Embedding:
     """A frozen backbone at work on a whole data set."""
 
     def __init__(self, settings: Config, dataset: Dataset, uri: str) -> None:
-        from torch import nn
-
         from csc.distributed.group import single_process
         from csc.nets.backbone import initialise, normalisation
+        from csc.nets.head import Head
         from csc.nets.network import Network
         from csc.training.device import for_inference
         from csc.training.start import seed_everything
@@ -117,7 +118,7 @@ class _Embedding:
         self.mean, self.std = normalisation(backbone)
         self.device = single_process().device
         self.weights = backbone.state_dict()  # a model that learns from maps is saved with these
-        network = Network(backbone, nn.Identity(), self.mean, self.std)
+        network = Network(backbone, Head(), self.mean, self.std)
         self.network = for_inference(network, settings, self.device)
         table = dataset.labels().select(["image_id", "split", "shard", "row"])
         self.shards = [table.filter(pc.equal(table["shard"], number)) for number in range(_shards(table))]
@@ -140,7 +141,7 @@ class _Embedding:
         """Say that the maps are complete, and what they are maps of; the backbone is kept with them."""
         with atomic_output(join(self.uri, WEIGHTS)) as temporary:
             save_tensors(self.weights, temporary)
-            weights = {"bytes": temporary.stat().st_size, "sha256": sha256_file(temporary)}
+            weights = WeightsFile(temporary.stat().st_size, sha256_file(temporary))
         card = FeatureCard(
             key=self.uri.rpartition("/")[2],
             shape=shape,
@@ -150,7 +151,7 @@ class _Embedding:
             mean=self.mean,
             std=self.std,
         )
-        write_bytes(join(self.uri, CARD), json.dumps(asdict(card), indent=1).encode())
+        write_bytes(join(self.uri, CARD), json.dumps(msgspec.to_builtins(card), indent=1).encode())
 
     def _make(self, view: int, shards: list[pa.Table], shape: tuple[int, int, int]) -> None:
         """Compute one view, shard by shard; each goes into the index once it is written."""

@@ -105,6 +105,8 @@ class Trainer:
         A process that is asked to stop (SIGTERM) saves a checkpoint after the update under way and ends with code 143.
         """
         self.objective.begin()
+        if self.method.solves:
+            return [self._solve()]
         position = self._restore()
         finished = len(position.log) + position.updates / self.steps
         progress = Progress(self.title, self.config.train.epochs, self.examples.shown, finished=finished)
@@ -132,6 +134,18 @@ class Trainer:
         if not self.group.agree(len(position.log) * self.steps + position.updates):
             raise BadData(f"{self.checkpoint}: not seen alike by all processes; put it where all nodes can read it")
         return position
+
+    def _solve(self) -> EpochLog:
+        """One pass over the images instead of epochs; a try that died begins again."""
+        started = time.monotonic()
+        terms = self.method.solve(self.objective)
+        speed = self.examples.own / (time.monotonic() - started)
+        log = {**terms, "loss": sum(terms.values()), "images_per_second": speed, "waiting": 0.0}
+        if self.group.is_main:
+            print(f"{self.title} · solved from {self.examples.own:,} images · {speed:.0f} images/s", flush=True)
+            self.on_epoch(0, log)
+        self.method.finish(self.objective)
+        return log
 
     def _epoch(
         self, batches: Batches, progress: Progress, position: Position, request: StopRequest
