@@ -36,16 +36,20 @@ NotNegative = Annotated[float, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0)]
 Unit = Annotated[float, Meta(ge=0, le=1)]
 Text = Annotated[str, Meta(min_length=1)]
+# Never an address: timm would fetch and build whatever is there.
+TimmName = Annotated[
+    str, Meta(pattern=r"^\w+(\.\w+)?\Z", description="a model of timm such as resnet18 or resnet18.a1_in1k")
+]
 _Group = TypeVar("_Group", bound=Settings)
 
-# Who does the work, which changes no result: a run may go on with another number of hands.
+# How the work is shared out, which changes no result: a run may resume with other values.
 EXECUTION_ONLY = ("train.workers", "train.processes", "train.nodes")
 
 
 class Backbone(Settings, frozen=True, kw_only=False):
     """The feature extractor, by its timm name (`name` or `name.tag`)."""
 
-    name: Text = "tresnet_m.miil_in21k"
+    name: TimmName = "tresnet_m.miil_in21k"
     frozen: bool = False
     output_stride: Literal[8, 16, 32] = 32
 
@@ -65,7 +69,11 @@ class Features(Settings, frozen=True):
 
 
 class Train(Settings, frozen=True):
-    """Optimisation of one task."""
+    """Optimisation of one task.
+
+    With `batch_norm=frozen_after_base` the statistics of batch-norm layers are those of the base task for good; their
+    weights still learn.
+    """
 
     epochs: AtLeast1 = 20
     batch_size: Annotated[int, Meta(ge=2)] = 64
@@ -77,6 +85,7 @@ class Train(Settings, frozen=True):
     pct_start: Unit = 0.2
     clip: NotNegative = 0.0
     accumulate: AtLeast1 = 1
+    batch_norm: Literal["live", "frozen_after_base"] = "live"
     amp: Literal["auto", "bf16", "fp16", "off"] = "auto"
     compile: bool = False
     channels_last: Literal["auto", "on", "off"] = "auto"
@@ -104,7 +113,7 @@ class Memory(Settings, frozen=True):
     """What is kept of a task's images for later tasks, and how it is replayed.
 
     `per_class` exemplars of each class, or `total` of all together (split evenly for `herding` and `random`).
-    `concat` adds the exemplars to the task's images; `batch` draws a batch of them beside each batch of the task, and
+    `concat` adds the exemplars to the task's images; `batch` draws a batch of them with each batch of the task, and
     its loss counts `weight`. Unknown labels of an exemplar are negatives or masked.
     """
 
@@ -135,7 +144,6 @@ class ReleaseQuirks(Settings, frozen=True):
     """What the released code does otherwise than the paper, one switch each."""
 
     freeze_grown_layers: bool = False
-    freeze_bn_after_base: bool = False
     persist_optimizer: bool = False
     no_shuffle: bool = False
     legacy_bias_reset: bool = False
@@ -144,8 +152,8 @@ class ReleaseQuirks(Settings, frozen=True):
 class Config(Settings, frozen=True):
     """Everything that decides the outcome of a run, apart from the data and the scenario.
 
-    These are the settings of every method. Those of a run are a subtype with the groups that its method and head read
-    beside them (`csc.config.layers`), so a setting that nothing reads is no part of a run.
+    These are the settings of every method. Those of a run are a subtype that adds the groups which its method and head
+    read (`csc.config.layers`), so a setting that nothing reads is no part of a run.
     """
 
     method: str = "csc"
@@ -154,7 +162,7 @@ class Config(Settings, frozen=True):
     allow_leaky_init: bool = False
     head: str = "linear"
     labels: Literal["task", "seen"] = "task"
-    held_out: AtLeast0 = 0  # one of so many training images is tested on, in the place of the test images
+    held_out: AtLeast0 = 0  # one of so many training images is tested on, instead of the test images
     threshold: Unit = 0.8
     backbone: Backbone = Backbone()
     input: Input = Input()
