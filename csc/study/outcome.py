@@ -1,7 +1,7 @@
-"""What came out of a study: our numbers over seeds, the paper's beside them, and what is missing."""
+"""What came out of a study: our numbers over seeds, the paper's with them, and what is missing."""
 
 import functools
-import math
+import statistics
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -39,9 +39,8 @@ class Entry:
         values = [value for result in self.results if (value := result.value(column)) is not None]
         if not values:
             return None
-        mean = math.fsum(values) / len(values)
-        spread = math.fsum((value - mean) ** 2 for value in values)
-        return Number(mean, math.sqrt(spread / (len(values) - 1)) if len(values) > 1 else None, len(values))
+        std = statistics.stdev(values) if len(values) > 1 else None
+        return Number(statistics.fmean(values), std, len(values))
 
     def difference(self, column: str) -> float | None:
         """Ours minus the paper's."""
@@ -58,7 +57,7 @@ class Entry:
     def curve(self) -> tuple[float, ...]:
         """The mAP after each task, as a mean over the finished seeds."""
         curves = [result.curve for result in self.results if result.curve]
-        return tuple(math.fsum(values) / len(values) for values in zip(*curves, strict=True))
+        return tuple(map(statistics.fmean, zip(*curves, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ class Outcome:
         return found
 
     def reference(self, row: Row, scenario: str) -> Reference:
-        """The paper's numbers for a row; none beside numbers that are not of the test images."""
+        """The paper's numbers for a row; none for numbers that are not of the test images."""
         return Reference({}) if self.held_out else row.reference(scenario)
 
     def table(self, scenario: str) -> list[Entry]:

@@ -6,7 +6,7 @@ from csc.report import figures
 from csc.report.figures import escape
 from csc.report.page import page_of, table_row
 from csc.study.outcome import Outcome
-from csc.study.render import remarks, table_cells
+from csc.study.render import Table, remarks, tables
 
 __all__ = ["render"]
 
@@ -16,8 +16,9 @@ def render(outcome: Outcome) -> str:
     done = sum(not result.missing for result in outcome.results)
     facts = "".join(f"<span>{escape(line)}</span><br/>" for line in outcome.facts())
     body = [f'<p class="facts">{facts}<span>{done} of {len(outcome.results)} cells finished</span></p>']
-    for scenario in outcome.study.scenarios:
-        body += [f"<h2>{escape(scenario)}</h2>", _table(outcome, scenario), _curves(outcome, scenario)]
+    for table in tables(outcome, pm="±"):
+        compared = bool(outcome.compared(table.scenario))
+        body += [f"<h2>{escape(table.scenario)}</h2>", _table(table, compared), _curves(outcome, table.scenario)]
     told = "".join(f"<li>{escape(line)}</li>" for line in remarks(outcome))
     body += [
         "<h2>Remarks</h2>",
@@ -26,13 +27,12 @@ def render(outcome: Outcome) -> str:
     return page_of(outcome.title, "\n".join([*body, f'<ul class="note">{told}</ul>']))
 
 
-def _table(outcome: Outcome, scenario: str) -> str:
-    head, rows = table_cells(outcome, scenario, pm="±")
-    body = "\n".join(table_row("td", row) for row in rows)
-    beside = "; paper is the paper's number, diff ours minus it" if outcome.compared(scenario) else ""
+def _table(table: Table, compared: bool) -> str:
+    body = "\n".join(table_row("td", row) for row in table.rows)
+    paper = "; paper is the paper's number, diff ours minus it" if compared else ""
     return (
-        f"<p>Mean over seeds{beside}.</p>"
-        f'<div class="wide"><table class="tasks study"><thead>{table_row("th", head)}</thead>\n'
+        f"<p>Mean over seeds{paper}.</p>"
+        f'<div class="wide"><table class="tasks study"><thead>{table_row("th", table.head)}</thead>\n'
         f"<tbody>{body}</tbody></table></div>"
     )
 

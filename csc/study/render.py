@@ -3,6 +3,7 @@
 import csv
 import io
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +12,7 @@ from csc.report.text import printable
 from csc.study.outcome import Entry, Outcome, shown
 from csc.study.spec import COLUMNS
 
-__all__ = ["csv_lines", "latex", "markdown", "remarks", "table_cells", "text"]
+__all__ = ["Table", "csv_lines", "latex", "markdown", "remarks", "tables", "text"]
 
 _LATEX = {
     **{mark: f"\\{mark}" for mark in "&%$#_{}"},
@@ -26,25 +27,40 @@ _LATEX = {
 }
 
 
-def table_cells(outcome: Outcome, scenario: str, pm: str = " ± ") -> tuple[list[str], list[list[str]]]:
-    """The head and the rows of a scenario's table, as text.
+@dataclass(frozen=True)
+class Table:
+    """The table of one scenario, as text.
 
     The first columns are the row's label and, where rows have one, its group; then for each of the study's columns our
     number and, where the paper has any, the paper's and the difference.
     """
-    compared, groups = outcome.compared(scenario), any(row.group for row in outcome.study.rows)
-    head = ["", *([outcome.study.groups] if groups else [])]
-    for column in outcome.study.columns:
-        head += [COLUMNS[column], *(["paper", "diff"] if column in compared else [])]
-    rows = []
-    for entry in outcome.table(scenario):
-        cells = [printable(entry.row.label), *([printable(entry.row.group)] if groups else [])]
-        for index, column in enumerate(outcome.study.columns):
-            cells.append(_ours(outcome, entry, column, pm) or (entry.missing if index == 0 else "") or "–")
-            if column in compared:
-                cells += _paper(entry, column)
-        rows.append(cells)
-    return head, rows
+
+    scenario: str
+    head: list[str]
+    rows: list[list[str]]
+    left: int  # how many columns are names, set to the left
+    splits: list[bool]  # for each row, whether a rule above it sets it apart from another group
+
+
+def tables(outcome: Outcome, pm: str = " ± ") -> Iterator[Table]:
+    """The tables of a study, one for each scenario."""
+    study = outcome.study
+    groups = any(row.group for row in study.rows)
+    splits = [False, *(above.group != row.group for above, row in pairwise(study.rows))]
+    for scenario in study.scenarios:
+        compared = outcome.compared(scenario)
+        head = ["", *([study.groups] if groups else [])]
+        for column in study.columns:
+            head += [COLUMNS[column], *(["paper", "diff"] if column in compared else [])]
+        rows = []
+        for entry in outcome.table(scenario):
+            cells = [printable(entry.row.label), *([printable(entry.row.group)] if groups else [])]
+            for index, column in enumerate(study.columns):
+                cells.append(_ours(outcome, entry, column, pm) or (entry.missing if index == 0 else "") or "–")
+                if column in compared:
+                    cells += _paper(entry, column)
+            rows.append(cells)
+        yield Table(scenario, head, rows, 2 if groups else 1, splits)
 
 
 def _ours(outcome: Outcome, entry: Entry, column: str, pm: str) -> str:
@@ -85,14 +101,13 @@ def remarks(outcome: Outcome) -> list[str]:
 def text(outcome: Outcome) -> str:
     """Return the tables for a terminal."""
     lines = [f" {printable(outcome.title)}"]
-    for scenario in outcome.study.scenarios:
-        head, rows = table_cells(outcome, scenario, pm="±")
-        widths = [max(width_of(row[column]) for row in [head, *rows]) for column in range(len(head))]
-        left = 2 if any(row.group for row in outcome.study.rows) else 1
-        body = [aligned(row, widths, left) for row in [head, *rows]]
+    for table in tables(outcome, pm="±"):
+        cells = [table.head, *table.rows]
+        widths = [max(map(width_of, column)) for column in zip(*cells, strict=True)]
+        body = [aligned(row, widths, table.left) for row in cells]
         rule = max(map(width_of, body)) + 1
-        lines += ["", f" {scenario}", "━" * rule, body[0], "─" * rule]
-        for line, splits in zip(body[1:], _splits(outcome), strict=True):
+        lines += ["", f" {table.scenario}", "━" * rule, body[0], "─" * rule]
+        for line, splits in zip(body[1:], table.splits, strict=True):
             lines += ["─" * rule, line] if splits else [line]
         lines.append("━" * rule)
     return "\n".join([*lines, *(f" {line}" for line in remarks(outcome))])
@@ -101,13 +116,11 @@ def text(outcome: Outcome) -> str:
 def markdown(outcome: Outcome) -> str:
     """Return the tables as Markdown."""
     lines = [f"# {escape_markdown(outcome.title)}", ""]
-    for scenario in outcome.study.scenarios:
-        head, rows = table_cells(outcome, scenario)
-        left = 2 if any(row.group for row in outcome.study.rows) else 1
-        rule = [":--"] * left + ["--:"] * (len(head) - left)
-        lines += [f"## {scenario}", ""]
-        escaped = [[escape_markdown(cell) for cell in row] for row in (head, *rows)]
-        lines += ["| " + " | ".join(row) + " |" for row in (escaped[0], rule, *escaped[1:])]
+    for table in tables(outcome):
+        rule = [":--"] * table.left + ["--:"] * (len(table.head) - table.left)
+        head, *rows = [[escape_markdown(cell) for cell in row] for row in (table.head, *table.rows)]
+        lines += [f"## {table.scenario}", ""]
+        lines += ["| " + " | ".join(row) + " |" for row in (head, rule, *rows)]
         lines.append("")
     return "\n".join([*lines, *(f"- {escape_markdown(line)}" for line in remarks(outcome)), ""])
 
@@ -115,19 +128,17 @@ def markdown(outcome: Outcome) -> str:
 def latex(outcome: Outcome) -> str:
     """Return the tables as LaTeX; they need the package booktabs."""
     lines = [f"% {printable(outcome.title)}: \\usepackage{{booktabs}}"]
-    for scenario in outcome.study.scenarios:
-        head, rows = table_cells(outcome, scenario)
-        left = 2 if any(row.group for row in outcome.study.rows) else 1
+    for table in tables(outcome):
         lines += [
             r"\begin{table}",
             r"  \centering",
-            f"  \\caption{{{escape_latex(outcome.title)}, {escape_latex(scenario)}}}",
-            f"  \\begin{{tabular}}{{{'l' * left}{'r' * (len(head) - left)}}}",
+            f"  \\caption{{{escape_latex(outcome.title)}, {escape_latex(table.scenario)}}}",
+            f"  \\begin{{tabular}}{{{'l' * table.left}{'r' * (len(table.head) - table.left)}}}",
             r"    \toprule",
-            f"    {_latex_row(head)}",
+            f"    {_latex_row(table.head)}",
             r"    \midrule",
         ]
-        for row, splits in zip(rows, _splits(outcome), strict=True):
+        for row, splits in zip(table.rows, table.splits, strict=True):
             lines += [r"    \midrule"] if splits else []
             lines.append(f"    {_latex_row(row)}")
         lines += [r"    \bottomrule", r"  \end{tabular}", r"\end{table}"]
@@ -145,12 +156,6 @@ def escape_latex(words: str) -> str:
 
 def _latex_row(cells: Sequence[str]) -> str:
     return " & ".join(map(escape_latex, cells)) + r" \\"
-
-
-def _splits(outcome: Outcome) -> list[bool]:
-    """For each row, whether a rule above it sets it apart from another group."""
-    rows = outcome.study.rows
-    return [False, *(above.group != row.group for above, row in pairwise(rows))] if rows else []
 
 
 def csv_lines(outcome: Outcome) -> str:

@@ -1,7 +1,6 @@
 import json
 import math
 import warnings
-from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -49,14 +48,11 @@ def test_precision_recall_f1_equal_scikit_learn(shape, threshold, seed):
     scores, targets = random_case(*shape, seed)
     predicted = scores > threshold
     ours = metrics.precision_recall_f1(scores, targets, threshold)
-    for average, (precision, recall, f1) in {
-        "macro": (ours.CP, ours.CR, ours.CF1),
-        "micro": (ours.OP, ours.OR, ours.OF1),
-    }.items():
+    for average, names_of in {"macro": ("CP", "CR", "CF1"), "micro": ("OP", "OR", "OF1")}.items():
         # Twice side by side, which changes no mean: scikit-learn would read a single column as a binary problem.
         wide_targets, wide_predicted = (np.hstack([part, part]) for part in (targets, predicted))
         expected = precision_recall_fscore_support(wide_targets, wide_predicted, average=average, zero_division=0)
-        assert (precision, recall, f1) == pytest.approx(expected[:3], abs=1e-12)
+        assert [ours[name] for name in names_of] == pytest.approx(expected[:3], abs=1e-12)
 
 
 # ---- by hand
@@ -88,20 +84,20 @@ def test_thresholded_metrics_by_hand():
         "OR": 2 / 4,
         "OF1": 2 * (2 / 3) * (1 / 2) / (2 / 3 + 1 / 2),
     }
-    assert asdict(metrics.precision_recall_f1(scores, targets)) == pytest.approx(expected)
+    assert metrics.precision_recall_f1(scores, targets) == pytest.approx(expected)
 
 
 def test_cf1_is_the_mean_of_f1_and_not_the_f1_of_the_means():
     # a: P 1, R 1/2      b: P 1/2, R 1
     ours = metrics.precision_recall_f1(np.array([[0.9, 0.9], [0.1, 0.9]]), np.array([[True, True], [True, False]]))
-    assert (ours.CP, ours.CR) == (3 / 4, 3 / 4)
-    assert round(ours.CF1, 12) == round(2 / 3, 12)
+    assert (ours["CP"], ours["CR"]) == (3 / 4, 3 / 4)
+    assert round(ours["CF1"], 12) == round(2 / 3, 12)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_score_equal_to_the_threshold_is_not_predicted(dtype):
     scores = np.array([[0.8]], dtype=dtype)
-    assert metrics.precision_recall_f1(scores, np.array([[True]])).OR == 0.0
+    assert metrics.precision_recall_f1(scores, np.array([[True]]))["OR"] == 0.0
     assert metrics.evaluate(scores, np.array([[False]]), ["a"])["FPR"] == 0.0
 
 
@@ -260,7 +256,6 @@ LABELS = np.array([[False, True], [True, False]])
         (GOOD, LABELS, ["a", "a"], {}, "different class names"),
         (GOOD, LABELS.astype(np.int8), ["a", "b"], {}, "booleans"),
         (GOOD, LABELS, ["a", "b"], {"c": 50.0}, "not evaluated: c"),
-        (GOOD, LABELS, ["a", "b"], {"a": math.nan}, "best AP of a"),
     ],
 )
 def test_bad_inputs_are_refused_in_one_line(scores, targets, classes, best_ap, message):
