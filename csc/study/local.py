@@ -120,9 +120,14 @@ class _Run:
         self.cell, self.verbose = cell, verbose
         self.started, self.seconds = time.monotonic(), 0.0
         self.error = self.last_line = ""
-        both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         self.process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, text=True, errors="replace", **both
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
         )
         threading.Thread(target=self._follow, args=(ended,), daemon=True).start()
 
