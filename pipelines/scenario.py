@@ -82,6 +82,7 @@ def _task_steps(
         model=trained.outputs["model"],
         metrics=scored.outputs["metrics"],
         test_view=views.outputs["test_view"],
+        evidence=scored.outputs["evidence"],
         **prior,
     )
     for step in (split, views, registered):
