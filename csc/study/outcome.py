@@ -4,12 +4,11 @@ import functools
 import statistics
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 
 from csc.report.table import shortened
 from csc.report.text import printable
 from csc.study.cells import Result
-from csc.study.spec import COLUMNS, Reference, Row, Study
+from csc.study.spec import Reference, Row, Study
 
 __all__ = ["Entry", "Number", "Outcome", "shown"]
 
@@ -135,24 +134,6 @@ class Outcome:
         words += [] if len(scenarios) == len(self.study.scenarios) else [f"on {', '.join(scenarios)}"]
         words += [] if len(seeds) == len(self.study.seeds) else [f"seed {', '.join(seeds)}"]
         return ", ".join(words)
-
-    def rankings(self) -> Iterator[str]:
-        """How the order that the paper claims fares here, a line for each scenario and claim."""
-        column = self.study.columns[0]
-        for scenario in self.study.scenarios:
-            means = {entry.row.name: number.mean for entry in self.table(scenario) if (number := entry.number(column))}
-            for chain in self.study.order:
-                ranked = [(name, means[row]) for name in chain if (row := self.study.ranked(name).name) in means]
-                if len(ranked) < 2:
-                    continue
-                claim = " > ".join(name for name, _ in ranked)
-                against = [
-                    f"{low} {shown(column, b)} is not below {high} {shown(column, a)}"
-                    for (high, a), (low, b) in pairwise(ranked)
-                    if a <= b
-                ]
-                verdict = "holds" if not against else "does not hold: " + ", ".join(against)
-                yield f"order of the paper by {COLUMNS[column]}, {scenario}: {claim}: {verdict}"
 
     def facts(self) -> list[str]:
         """What the results stand on; where cells differ in it, which ones."""

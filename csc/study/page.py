@@ -17,8 +17,7 @@ def render(outcome: Outcome) -> str:
     facts = "".join(f"<span>{escape(line)}</span><br/>" for line in outcome.facts())
     body = [f'<p class="facts">{facts}<span>{done} of {len(outcome.results)} cells finished</span></p>']
     for table in tables(outcome, pm="±"):
-        compared = bool(outcome.compared(table.scenario))
-        body += [f"<h2>{escape(table.scenario)}</h2>", _table(table, compared), _curves(outcome, table.scenario)]
+        body += [f"<h2>{escape(table.title)}</h2>", _table(table), _curves(outcome, table.title)]
     told = "".join(f"<li>{escape(line)}</li>" for line in remarks(outcome))
     body += [
         "<h2>Remarks</h2>",
@@ -27,11 +26,10 @@ def render(outcome: Outcome) -> str:
     return page_of(outcome.title, "\n".join([*body, f'<ul class="note">{told}</ul>']))
 
 
-def _table(table: Table, compared: bool) -> str:
+def _table(table: Table) -> str:
     body = "\n".join(table_row("td", row) for row in table.rows)
-    paper = "; paper is the paper's number, diff ours minus it" if compared else ""
     return (
-        f"<p>Mean over seeds{paper}.</p>"
+        f"<p>{escape(table.note)}</p>"
         f'<div class="wide"><table class="tasks study"><thead>{table_row("th", table.head)}</thead>\n'
         f"<tbody>{body}</tbody></table></div>"
     )

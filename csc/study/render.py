@@ -9,6 +9,7 @@ from typing import Any
 
 from csc.report.table import aligned, escape_markdown, width_of
 from csc.report.text import printable
+from csc.study.claims import Claim, claims, explanation, interval_text, signed
 from csc.study.outcome import Entry, Outcome, shown
 from csc.study.spec import COLUMNS
 
@@ -22,6 +23,7 @@ _LATEX = {
     "±": r"$\pm$",
     "−": "$-$",
     "→": r"$\rightarrow$",
+    ">": "$>$",
     "β": r"$\beta$",
     "–": "--",
 }
@@ -29,13 +31,10 @@ _LATEX = {
 
 @dataclass(frozen=True)
 class Table:
-    """The table of one scenario, as text.
+    """A table as text."""
 
-    The first columns are the row's label and, where rows have one, its group; then for each of the study's columns our
-    number and, where the paper has any, the paper's and the difference.
-    """
-
-    scenario: str
+    title: str
+    note: str  # what its numbers are
     head: list[str]
     rows: list[list[str]]
     left: int  # how many columns are names, set to the left
@@ -43,7 +42,11 @@ class Table:
 
 
 def tables(outcome: Outcome, pm: str = " ± ") -> Iterator[Table]:
-    """The tables of a study, one for each scenario."""
+    """The tables of a study: one for each scenario, then its claims.
+
+    The first columns are the row's label and, where rows have one, its group; then for each of the study's columns our
+    number and, where the paper has any, the paper's and the difference.
+    """
     study = outcome.study
     groups = any(row.group for row in study.rows)
     splits = [False, *(above.group != row.group for above, row in pairwise(study.rows))]
@@ -60,7 +63,26 @@ def tables(outcome: Outcome, pm: str = " ± ") -> Iterator[Table]:
                 if column in compared:
                     cells += _paper(entry, column)
             rows.append(cells)
-        yield Table(scenario, head, rows, 2 if groups else 1, splits)
+        note = "Mean over seeds" + ("; paper is the paper's number, diff ours minus it." if compared else ".")
+        yield Table(scenario, note, head, rows, 2 if groups else 1, splits)
+    if found := claims(outcome):
+        yield _claims(found, study.columns[0])
+
+
+def _claims(found: Sequence[Claim], column: str) -> Table:
+    """What came of the study's claims."""
+    paper = any(claim.paper is not None for claim in found)
+    head = ["", "scenario", "difference", "95 % interval", "seeds", "images", *(["paper"] if paper else []), "verdict"]
+    rows = []
+    for claim in found:
+        sure = claim.interval
+        cells = [f"{printable(claim.higher)} > {printable(claim.lower)}", claim.scenario, signed(column, sure.mean)]
+        cells += [interval_text(column, sure), str(sure.seeds), f"{sure.images:,}" if sure.images else "–"]
+        cells += [*([signed(column, claim.paper) if claim.paper is not None else "–"] if paper else []), claim.verdict]
+        rows.append(cells)
+    splits = [False, *(above.scenario != claim.scenario for above, claim in pairwise(found))]
+    note = "First minus second, paired over seeds and over resampled test images."
+    return Table(f"claims by {COLUMNS[column]}", note, head, rows, 2, splits)
 
 
 def _ours(outcome: Outcome, entry: Entry, column: str, pm: str) -> str:
@@ -81,9 +103,7 @@ def _paper(entry: Entry, column: str) -> list[str]:
     star = "*" if entry.reference.note else ""
     if difference is None:
         return [printed + star, ""]
-    size = shown(column, abs(difference))
-    sign = "" if float(size) == 0 else "−" if difference < 0 else "+"
-    return [printed + star, sign + size]
+    return [printed + star, signed(column, difference)]
 
 
 def remarks(outcome: Outcome) -> list[str]:
@@ -93,7 +113,7 @@ def remarks(outcome: Outcome) -> list[str]:
         *(["± is the sample standard deviation over seeds; n is given where seeds are missing"] if several else []),
         *(f"* {note}" for note in outcome.notes()),
         *outcome.gaps(),
-        *outcome.rankings(),
+        *explanation(claims(outcome), outcome.study.columns[0]),
         *outcome.facts(),
     ]
 
@@ -106,7 +126,7 @@ def text(outcome: Outcome) -> str:
         widths = [max(map(width_of, column)) for column in zip(*cells, strict=True)]
         body = [aligned(row, widths, table.left) for row in cells]
         rule = max(map(width_of, body)) + 1
-        lines += ["", f" {table.scenario}", "━" * rule, body[0], "─" * rule]
+        lines += ["", f" {table.title}", "━" * rule, body[0], "─" * rule]
         for line, splits in zip(body[1:], table.splits, strict=True):
             lines += ["─" * rule, line] if splits else [line]
         lines.append("━" * rule)
@@ -119,7 +139,7 @@ def markdown(outcome: Outcome) -> str:
     for table in tables(outcome):
         rule = [":--"] * table.left + ["--:"] * (len(table.head) - table.left)
         head, *rows = [[escape_markdown(cell) for cell in row] for row in (table.head, *table.rows)]
-        lines += [f"## {table.scenario}", ""]
+        lines += [f"## {table.title}", ""]
         lines += ["| " + " | ".join(row) + " |" for row in (head, rule, *rows)]
         lines.append("")
     return "\n".join([*lines, *(f"- {escape_markdown(line)}" for line in remarks(outcome)), ""])
@@ -132,7 +152,7 @@ def latex(outcome: Outcome) -> str:
         lines += [
             r"\begin{table}",
             r"  \centering",
-            f"  \\caption{{{escape_latex(outcome.title)}, {escape_latex(table.scenario)}}}",
+            f"  \\caption{{{escape_latex(outcome.title)}, {escape_latex(table.title)}}}",
             f"  \\begin{{tabular}}{{{'l' * table.left}{'r' * (len(table.head) - table.left)}}}",
             r"    \toprule",
             f"    {_latex_row(table.head)}",
