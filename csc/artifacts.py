@@ -182,6 +182,21 @@ class Metrics(_Contract, frozen=True):
     AP: dict[str, float]
     best_AP: dict[str, float]  # noqa: N815
     confidence: dict[str, list[int | float]]
+    # Calibration: of old and new classes, adaptive (A), after temperature scaling (T); F1 at the model's thresholds.
+    ECE_old: float = 0.0
+    ECE_new: float = 0.0
+    AECE: float = 0.0
+    AECE_old: float = 0.0
+    AECE_new: float = 0.0
+    ECE_T: float = 0.0
+    ECE_old_T: float = 0.0
+    ECE_new_T: float = 0.0
+    AECE_T: float = 0.0
+    AECE_old_T: float = 0.0
+    AECE_new_T: float = 0.0
+    CF1_own: float = 0.0
+    OF1_own: float = 0.0
+    temperature: float = 1.0
 
     def __getitem__(self, name: str) -> Any:
         return getattr(self, name)

@@ -14,6 +14,7 @@ from csc.errors import BadData
 
 __all__ = [
     "average_precision",
+    "calibration_errors",
     "confidence_histogram",
     "entropy",
     "evaluate",
@@ -21,6 +22,7 @@ __all__ = [
     "false_positive_rate",
     "forgetting",
     "precision_recall_f1",
+    "scaled",
     "summary",
 ]
 
@@ -51,8 +53,8 @@ def average_precision(scores: Scores, targets: Targets) -> NDArray[np.float64]:
     return found
 
 
-def precision_recall_f1(scores: Scores, targets: Targets, threshold: float = 0.8) -> dict[str, float]:
-    """Count a label as predicted when its score is above `threshold`, and compare with the targets.
+def precision_recall_f1(scores: Scores, targets: Targets, threshold: float | Scores = 0.8) -> dict[str, float]:
+    """Compare the labels whose score is above the threshold, one for all or one per class, with the targets.
 
     CP, CR and CF1 are means over classes of precision, recall and F1 (CF1 is not the harmonic mean of CP and CR), OP,
     OR and OF1 those of all (image, class) pairs. A ratio is 0 where it is undefined: P and R of a class without true
@@ -107,19 +109,53 @@ def entropy(scores: Scores) -> float:
     return float(terms.sum(dtype=np.float64) / len(scores))
 
 
-def expected_calibration_error(scores: Scores, targets: Targets, bins: int = 15) -> float:
+def expected_calibration_error(scores: Scores, targets: Targets, bins: int = 15, *, adaptive: bool = False) -> float:
     """Return how far confidence is from the frequency of being right, over all (image, class) pairs.
 
-    Pairs fall into bins of equal width; |mean confidence - fraction positive| of each bin is weighted by its size.
+    Pairs fall into bins of equal width or, `adaptive`, of about equal size: most pairs have a confidence near 0, where
+    bins of equal width put them all together. |mean confidence - fraction positive| of each bin is weighted by its
+    size. Pairs of equal confidence are never parted.
 
     Examples:
         >>> round(expected_calibration_error(np.array([[0.9], [0.9], [0.2]]), np.array([[True], [False], [False]])), 4)
         0.3333
     """
-    index = _bins(scores, bins)
+    index = _bins(scores, bins, adaptive=adaptive)
     confidence = np.bincount(index, weights=scores.ravel(), minlength=bins)
     positives = np.bincount(index[targets.ravel()], minlength=bins)
     return float(np.abs(confidence - positives).sum() / scores.size)  # the size of a bin cancels
+
+
+def calibration_errors(scores: Scores, targets: Targets, old: int, temperature: float = 1.0) -> dict[str, float]:
+    """Return ECE and AECE (adaptive) of all, the first `old` and the new classes, as they are and after scaling (`_T`).
+
+    Without old classes theirs is 0.
+
+    Examples:
+        >>> sorted(calibration_errors(np.array([[0.9, 0.1]]), np.array([[True, False]]), 1))[:3]
+        ['AECE', 'AECE_T', 'AECE_new']
+    """
+    found = {}
+    for suffix, shown in (("", scores), ("_T", scaled(scores, temperature))):
+        for part, columns in (("", slice(None)), ("_old", slice(old)), ("_new", slice(old, None))):
+            for name, adaptive in (("ECE", False), ("AECE", True)):
+                chosen = shown[:, columns], targets[:, columns]
+                error = expected_calibration_error(*chosen, adaptive=adaptive) if chosen[0].size else 0.0
+                found[f"{name}{part}{suffix}"] = error
+    return found
+
+
+def scaled(scores: Scores, temperature: float) -> Scores:
+    """Return confidences with their logits divided by a temperature.
+
+    >>> scaled(np.array([0.5, 0.9]), 2.0).round(2)
+    array([0.5 , 0.75])
+    """
+    edge = np.finfo(np.float32).eps / 2  # a confidence of 0 or 1 has no logit
+    inside = np.clip(scores.astype(np.float64), edge, 1 - edge)
+    logits = np.log(inside) - np.log1p(-inside)
+    confidences: Scores = 1 / (1 + np.exp(-logits / temperature))
+    return confidences
 
 
 def confidence_histogram(
@@ -158,11 +194,16 @@ def evaluate(
     classes: Sequence[str],
     threshold: float = 0.8,
     best_ap: Mapping[str, float] = {},
+    *,
+    old: int = 0,
+    temperature: float = 1.0,
+    thresholds: Mapping[str, float] = {},
 ) -> dict[str, Any]:
     """Return all metrics of one task as plain finite numbers, ready for `metrics.json`.
 
-    mAP, CF1, OF1, CP, CR, OP, OR, FPR, ECE, `AP` and `best_AP` by class are in percent, `forgetting` in percent points,
-    `H` in nats; `confidence` is the histogram of the confidences.
+    mAP, CF1, OF1, CP, CR, OP, OR, FPR, `AP` and `best_AP` by class and the calibration errors are in percent,
+    `forgetting` in percent points, `H` in nats; `confidence` is the histogram of the confidences. CF1_own and OF1_own
+    are those at `thresholds`.
 
     Args:
         scores: sigmoid confidences, one column per class.
@@ -170,6 +211,9 @@ def evaluate(
         classes: names of the columns.
         threshold: a label is predicted when its confidence is above.
         best_ap: `best_AP` of the task before; empty for the base task.
+        old: how many of the classes are of earlier tasks; they come first.
+        temperature: of the model's calibration.
+        thresholds: of the model's calibration; a class without one has `threshold`.
 
     Examples:
         >>> metrics = evaluate(np.array([[0.9, 0.3], [0.2, 0.7]]), np.array([[True, False], [False, True]]), ["a", "b"])
@@ -180,11 +224,16 @@ def evaluate(
     # The dtype stays as it is: 0.8 as float32 is not above a threshold of 0.8, but would be after a cast to float64.
     ap = dict(zip(classes, (100 * average_precision(scores, targets)).tolist(), strict=True))
     positives, negatives = confidence_histogram(scores, targets)
+    own = np.array([thresholds.get(name, threshold) for name in classes], scores.dtype)
+    at_own = precision_recall_f1(scores, targets, own)
     return {
         "mAP": sum(ap.values()) / len(ap),
         **{name: 100 * value for name, value in precision_recall_f1(scores, targets, threshold).items()},
         "FPR": 100 * false_positive_rate(scores, targets, threshold),
-        "ECE": 100 * expected_calibration_error(scores, targets),
+        **{name: 100 * value for name, value in calibration_errors(scores, targets, old, temperature).items()},
+        "CF1_own": 100 * at_own["CF1"],
+        "OF1_own": 100 * at_own["OF1"],
+        "temperature": float(temperature),
         "H": entropy(scores),
         "forgetting": forgetting(best_ap, ap),
         "images": len(scores),
@@ -224,9 +273,10 @@ def _ratio(part: Any, whole: Any) -> NDArray[np.float64]:
     return np.asarray(part / np.maximum(whole, 1), dtype=np.float64)
 
 
-def _bins(scores: Scores, bins: int) -> NDArray[np.intp]:
+def _bins(scores: Scores, bins: int, *, adaptive: bool = False) -> NDArray[np.intp]:
     """The interval that each (image, class) pair falls into, in a row; edges are in the precision of the scores."""
-    edges = (np.arange(1, bins) / bins).astype(scores.dtype)
+    parts = np.arange(1, bins) / bins
+    edges = np.quantile(scores, parts, method="higher") if adaptive else parts.astype(scores.dtype)
     return np.searchsorted(edges, scores.ravel(), side="right")
 
 

@@ -51,8 +51,18 @@ def evaluate(
     seconds = time.monotonic() - started
     scores = Scores.read(scores_out)
     best_ap = RegisteredTask.read(prior).run.last.metrics.best_AP if prior else {}
-    threshold = card.settings().threshold
-    numbers = Metrics(**metrics.evaluate(scores.confidences, scores.targets, view.classes, threshold, best_ap))
+    numbers = Metrics(
+        **metrics.evaluate(
+            scores.confidences,
+            scores.targets,
+            view.classes,
+            card.settings().threshold,
+            best_ap,
+            old=len(card.classes) - len(card.new),
+            temperature=card.temperature,
+            thresholds=card.thresholds,
+        )
+    )
     numbers.write(metrics_out)
     if evidence_out:
         from csc.training.evidence import gather_evidence

@@ -14,7 +14,12 @@ from csc.tracking.runs import Tracker
 
 __all__ = ["register"]
 
-TRACKED = ("mAP", "CF1", "OF1", "CP", "CR", "OP", "OR", "FPR", "H", "ECE", "forgetting")
+TRACKED = (
+    *("mAP", "CF1", "OF1", "CP", "CR", "OP", "OR", "FPR", "H", "ECE", "forgetting"),
+    *("ECE_old", "ECE_new", "AECE", "AECE_old", "AECE_new"),
+    *("ECE_T", "ECE_old_T", "ECE_new_T", "AECE_T", "AECE_old_T", "AECE_new_T"),
+    *("CF1_own", "OF1_own", "temperature"),
+)
 
 
 @with_retries

@@ -32,9 +32,9 @@ class Claim:
 
     @property
     def verdict(self) -> str:
-        """In a word what came out."""
+        """In a word what came out; one seed says nothing of how the methods do with others."""
         words = {"above": "holds", "level": "level", "below": "does not hold", "open": "open"}
-        return words[self.interval.verdict]
+        return words[self.interval.verdict] if self.interval.seeds > 1 else "open"
 
 
 @dataclass(frozen=True)
@@ -130,5 +130,5 @@ def explanation(found: list[Claim], column: str) -> list[str]:
     return [
         f"claims by {COLUMNS[column]}: {told}; one holds if its whole interval is above zero, level if zero is in it",
         "intervals are paired over seeds, and over test images by bootstrap where their scores are kept",
-        *(["open: one seed and no kept scores give no interval"] if counts["open"] else []),
+        *(["open: one seed says nothing of how the methods do with others"] if counts["open"] else []),
     ]

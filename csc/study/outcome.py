@@ -165,9 +165,9 @@ def _rows(results: Iterable[Result]) -> str:
 
 
 def shown(column: str, value: float) -> str:
-    """A number as the table prints it: H is no percentage, and small.
+    """A number as the table prints it: H and temperature are no percentages, and small.
 
     >>> shown("last_mAP", 74.123), shown("H", 5.361)
     ('74.1', '5.36')
     """
-    return f"{value:.2f}" if column == "H" else f"{value:.1f}"
+    return f"{value:.2f}" if column in ("H", "temperature") else f"{value:.1f}"

@@ -124,6 +124,41 @@ def test_calibration_error_by_hand():
     assert metrics.expected_calibration_error(scores, half) == pytest.approx((0.45 + 0.05) / 2)
 
 
+def test_adaptive_calibration_error_looks_into_the_crowd_near_zero():
+    scores = np.repeat([0.01, 0.02, 0.06], 100)[:, None]
+    targets = np.concatenate([np.arange(100) < 6, np.arange(100) < 2, np.arange(100) < 1])[:, None]
+    assert metrics.expected_calibration_error(scores, targets) == pytest.approx(
+        0.0, abs=1e-12
+    )  # they cancel in one bin
+    adaptive = metrics.expected_calibration_error(scores, targets, adaptive=True)
+    assert adaptive == pytest.approx((0.05 + 0.0 + 0.05) / 3)
+
+
+def test_calibration_is_told_apart_for_old_and_new_classes_and_after_scaling():
+    logit = np.log(0.9 / 0.1)
+    scores = np.array([[1 / (1 + np.exp(-2 * logit)), 0.25]] * 100)  # of the old class twice too confident
+    targets = np.stack([np.arange(100) < 90, np.arange(100) < 25], axis=1)
+    found = metrics.calibration_errors(scores, targets, 1, temperature=2.0)
+    assert found["ECE_old"] == pytest.approx(scores[0, 0] - 0.9)
+    assert found["ECE_new"] == pytest.approx(0.0, abs=1e-9)
+    assert found["ECE_old_T"] == pytest.approx(0.0, abs=1e-6)
+    assert found["ECE_new_T"] > 0.05
+    assert found["ECE"] == pytest.approx((found["ECE_old"] + found["ECE_new"]) / 2)
+    assert metrics.calibration_errors(scores, targets, 0)["AECE_old"] == 0.0
+
+
+def test_scaling_by_1_changes_nothing_and_keeps_the_ends_finite():
+    scores = np.array([0.0, 1e-6, 0.3, 0.999, 1.0], np.float32)
+    np.testing.assert_allclose(metrics.scaled(scores, 1.0), scores, atol=1e-7)
+    assert np.all((metrics.scaled(scores, 0.2) >= 0) & (metrics.scaled(scores, 0.2) <= 1))
+
+
+def test_f1_at_the_models_own_thresholds_stands_next_to_the_papers():
+    scores, targets = np.array([[0.6, 0.7], [0.2, 0.9]]), np.array([[True, False], [False, True]])
+    found = metrics.evaluate(scores, targets, ["a", "b"], thresholds={"a": 0.5})
+    assert (found["CF1"], found["CF1_own"], found["OF1_own"]) == (50.0, 100.0, 100.0)  # b has the threshold of all, 0.8
+
+
 def test_confidence_histogram_closes_the_last_bin():
     positives, negatives = metrics.confidence_histogram(
         np.array([[0.0, 0.1, 0.8, 1.0]]), np.array([[False, False, True, True]])

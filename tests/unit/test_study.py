@@ -436,7 +436,7 @@ EXPECTED = """\
  not run (2 of 10 cells): KRT-R (2/class): not started or not finished
  claims by last mAP: 2 open; one holds if its whole interval is above zero, level if zero is in it
  intervals are paired over seeds, and over test images by bootstrap where their scores are kept
- open: one seed and no kept scores give no interval
+ open: one seed says nothing of how the methods do with others
  seeds 0, 1 · data voc vvvvvvvvvvvv
  initialisation scratch
  code CODE"""
