@@ -7,9 +7,13 @@ nor scores. The test images have no part in them.
     thresholds   by F1; of new classes on their labels, of old ones on what the model before says of the same images
 
 The images of a task show no label of an old class, but its scores drift with every task. So an old threshold is not
-kept as it is: it is chosen again such that the model calls what the model before called, at its own thresholds (on
-held-out digits, five tasks of CSC: CF1 74.2 instead of 72.7). A class that the model before finds in none of the
-images keeps its threshold.
+kept as it is: it is chosen again such that the model calls what the model before called, at its own thresholds. A
+class that the model before finds in none of the images keeps its threshold.
+
+Rules were chosen on held-out digits (held_out=5, seed 0), by CF1 after five tasks, of CSC and of LwF: as here 74.1 and
+70.8, old thresholds kept 72.3 and 68.2, the middle of the best thresholds instead of the highest 59.5 and 54.4; with
+0.8 for all classes it is 72.8 and 71.3. So what the thresholds are good for is to suit each class and model, not much
+for the mean.
 """
 
 from collections.abc import Sequence
@@ -30,7 +34,7 @@ __all__ = ["best_thresholds", "calibrate", "fit_temperature"]
 
 MOST_IMAGES = 2_000  # training images that are looked at
 GRID = np.arange(1, 100) / 100  # thresholds to choose from
-_SLACK = 0.01  # of F1, within which thresholds count as equally good
+_SLACK = 0.02  # of F1, within which thresholds count as equally good
 _COOLEST, _HOTTEST = 0.2, 5.0
 
 Values = NDArray[np.floating[Any]]
@@ -95,11 +99,10 @@ def fit_temperature(logits: Values, targets: Labels) -> float:
 
 
 def best_thresholds(confidences: Values, targets: Labels) -> list[float]:
-    """The highest threshold of each class whose F1 is within a point of the best.
+    """The highest threshold of each class whose F1 is within two points of the best.
 
     A task shows no image without a new class, and those are where most false alarms come from. So of thresholds that
-    do equally well on the images at hand the highest is taken (on held-out digits, CSC: CF1 74.2, with the middle one
-    59.5, with 0.8 for all classes 72.8).
+    do about equally well on the images at hand the highest is taken.
 
     Examples:
         >>> best_thresholds(np.array([[0.9], [0.7], [0.3]]), np.array([[True], [True], [False]]))

@@ -40,12 +40,12 @@ def test_the_temperature_stays_in_bounds_where_labels_say_nothing():
     assert fit_temperature(logits, np.zeros_like(targets)) == 1.0
 
 
-def test_a_threshold_is_the_highest_whose_f1_is_within_a_point_of_the_best():
+def test_a_threshold_is_the_highest_whose_f1_is_within_two_points_of_the_best():
     logits, targets = labelled(300)
     confidences = 1 / (1 + np.exp(-logits))
     for column, chosen in enumerate(best_thresholds(confidences, targets)):
         f1 = [f1_score(targets[:, column], confidences[:, column] > threshold) for threshold in GRID]
-        assert chosen == GRID[np.flatnonzero(np.array(f1) >= max(f1) - 0.01)[-1]]
+        assert chosen == GRID[np.flatnonzero(np.array(f1) >= max(f1) - 0.02)[-1]]
 
 
 @pytest.fixture
