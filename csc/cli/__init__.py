@@ -38,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> ArgumentParser:
     from csc.cli.cluster import LOGS, RETRY, STATUS, STOP
+    from csc.cli.compare import COMPARE
     from csc.cli.doctor import DOCTOR
     from csc.cli.ingest import INGEST
     from csc.cli.methods import METHODS
@@ -50,6 +51,7 @@ def _parser() -> ArgumentParser:
     from csc.cli.ui import UI
 
     commands = {
+        "compare": COMPARE,
         "compile": COMPILE,
         "doctor": DOCTOR,
         "ingest": INGEST,

@@ -2,7 +2,7 @@
 
 import functools
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from csc.report.table import shortened
@@ -23,6 +23,15 @@ class Number:
     std: float | None
     n: int
 
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Number":
+        """Of at least one value."""
+        return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
+
+    def shown(self, column: str, pm: str = "±") -> str:
+        """As a table prints it."""
+        return shown(column, self.mean) + ("" if self.std is None else f"{pm}{shown(column, self.std)}")
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -36,10 +45,7 @@ class Entry:
     def number(self, column: str) -> Number | None:
         """Our number, of the seeds that are finished; None if there is none."""
         values = [value for result in self.results if (value := result.value(column)) is not None]
-        if not values:
-            return None
-        std = statistics.stdev(values) if len(values) > 1 else None
-        return Number(statistics.fmean(values), std, len(values))
+        return Number.of(values) if values else None
 
     def difference(self, column: str) -> float | None:
         """Ours minus the paper's."""

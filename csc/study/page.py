@@ -8,7 +8,7 @@ from csc.report.page import page_of, table_row
 from csc.study.outcome import Outcome
 from csc.study.render import Table, remarks, tables
 
-__all__ = ["render"]
+__all__ = ["html_table", "render"]
 
 
 def render(outcome: Outcome) -> str:
@@ -17,7 +17,7 @@ def render(outcome: Outcome) -> str:
     facts = "".join(f"<span>{escape(line)}</span><br/>" for line in outcome.facts())
     body = [f'<p class="facts">{facts}<span>{done} of {len(outcome.results)} cells finished</span></p>']
     for table in tables(outcome, pm="±"):
-        body += [f"<h2>{escape(table.title)}</h2>", _table(table), _curves(outcome, table.title)]
+        body += [f"<h2>{escape(table.title)}</h2>", html_table(table), _curves(outcome, table.title)]
     told = "".join(f"<li>{escape(line)}</li>" for line in remarks(outcome))
     body += [
         "<h2>Remarks</h2>",
@@ -26,7 +26,8 @@ def render(outcome: Outcome) -> str:
     return page_of(outcome.title, "\n".join([*body, f'<ul class="note">{told}</ul>']))
 
 
-def _table(table: Table) -> str:
+def html_table(table: Table) -> str:
+    """A table with its note."""
     body = "\n".join(table_row("td", row) for row in table.rows)
     return (
         f"<p>{escape(table.note)}</p>"

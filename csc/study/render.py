@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -10,10 +10,10 @@ from typing import Any
 from csc.report.table import aligned, escape_markdown, width_of
 from csc.report.text import printable
 from csc.study.claims import Claim, claims, explanation, interval_text, signed
-from csc.study.outcome import Entry, Outcome, shown
+from csc.study.outcome import Entry, Outcome
 from csc.study.spec import COLUMNS
 
-__all__ = ["Table", "csv_lines", "latex", "markdown", "remarks", "tables", "text"]
+__all__ = ["Table", "as_markdown", "as_text", "csv_lines", "latex", "markdown", "remarks", "tables", "text"]
 
 _LATEX = {
     **{mark: f"\\{mark}" for mark in "&%$#_{}"},
@@ -89,9 +89,8 @@ def _ours(outcome: Outcome, entry: Entry, column: str, pm: str) -> str:
     number = entry.number(column)
     if number is None:
         return ""
-    spread = "" if number.std is None else f"{pm}{shown(column, number.std)}"
     count = "" if number.n == len(outcome.study.seeds) else f" (n={number.n})"
-    return f"{shown(column, number.mean)}{spread}{count}"
+    return f"{number.shown(column, pm)}{count}"
 
 
 def _paper(entry: Entry, column: str) -> list[str]:
@@ -120,8 +119,13 @@ def remarks(outcome: Outcome) -> list[str]:
 
 def text(outcome: Outcome) -> str:
     """Return the tables for a terminal."""
-    lines = [f" {printable(outcome.title)}"]
-    for table in tables(outcome, pm="±"):
+    return as_text(outcome.title, tables(outcome, pm="±"), remarks(outcome))
+
+
+def as_text(title: str, tables: Iterable[Table], remarks: Sequence[str]) -> str:
+    """Lay out tables for a terminal."""
+    lines = [f" {printable(title)}"]
+    for table in tables:
         cells = [table.head, *table.rows]
         widths = [max(map(width_of, column)) for column in zip(*cells, strict=True)]
         body = [aligned(row, widths, table.left) for row in cells]
@@ -130,19 +134,24 @@ def text(outcome: Outcome) -> str:
         for line, splits in zip(body[1:], table.splits, strict=True):
             lines += ["─" * rule, line] if splits else [line]
         lines.append("━" * rule)
-    return "\n".join([*lines, *(f" {line}" for line in remarks(outcome))])
+    return "\n".join([*lines, *(f" {line}" for line in remarks)])
 
 
 def markdown(outcome: Outcome) -> str:
     """Return the tables as Markdown."""
-    lines = [f"# {escape_markdown(outcome.title)}", ""]
-    for table in tables(outcome):
+    return as_markdown(outcome.title, tables(outcome), remarks(outcome))
+
+
+def as_markdown(title: str, tables: Iterable[Table], remarks: Sequence[str]) -> str:
+    """Lay out tables as Markdown."""
+    lines = [f"# {escape_markdown(title)}", ""]
+    for table in tables:
         rule = [":--"] * table.left + ["--:"] * (len(table.head) - table.left)
         head, *rows = [[escape_markdown(cell) for cell in row] for row in (table.head, *table.rows)]
         lines += [f"## {table.title}", ""]
         lines += ["| " + " | ".join(row) + " |" for row in (head, rule, *rows)]
         lines.append("")
-    return "\n".join([*lines, *(f"- {escape_markdown(line)}" for line in remarks(outcome)), ""])
+    return "\n".join([*lines, *(f"- {escape_markdown(line)}" for line in remarks), ""])
 
 
 def latex(outcome: Outcome) -> str:
