@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from csc.artifacts import Run
+from csc.data.evidence import Evidence
 from csc.report import figures
 from csc.report.figures import escape
 from csc.report.paper import NUMBERS, paper_numbers
@@ -69,7 +70,7 @@ def page_of(title: str, body: str) -> str:
 """
 
 
-def render(run: Run) -> str:
+def render(run: Run, evidence: Sequence[Evidence] = ()) -> str:
     """Return the page of a run."""
     body = f"""{_facts(run)}
 {_numbers(run)}
