@@ -10,6 +10,7 @@ __all__ = [
     "TrackingError",
     "TrackingUnavailable",
     "Unavailable",
+    "resumable_error",
 ]
 
 
@@ -50,3 +51,9 @@ class StoreUnavailable(Unavailable, BadData):
 
 class TrackingUnavailable(Unavailable, TrackingError):
     """A tracking server, or the store of its models, that does not answer or answers only with errors of its own."""
+
+
+def resumable_error(reason: object) -> CscError:
+    """The error for work stopped by a store, a disk or a lost process: the same command resumes it."""
+    kind = type(reason) if isinstance(reason, Unavailable) else CscError
+    return kind(f"{reason}; what is finished is kept, the same command goes on from there")

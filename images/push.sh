@@ -7,11 +7,11 @@ aside=$(mktemp "$file.XXXXXX")
 trap 'rm -f "$aside"' EXIT
 echo "images:" >"$aside"
 for image in cpu train; do
-  place=$registry/$name-$image
-  $docker tag "$name-$image:$version" "$place:$version"
-  $docker push --quiet "$place:$version" >/dev/null
-  digest=$($docker image inspect --format '{{range .RepoDigests}}{{println .}}{{end}}' "$place:$version" |
-    grep --max-count 1 --fixed-strings "$place@")
+  repository=$registry/$name-$image
+  $docker tag "$name-$image:$version" "$repository:$version"
+  $docker push --quiet "$repository:$version" >/dev/null
+  digest=$($docker image inspect --format '{{range .RepoDigests}}{{println .}}{{end}}' "$repository:$version" |
+    grep --max-count 1 --fixed-strings "$repository@")
   echo "  $image: $digest" | tee -a "$aside"
 done
 chmod 644 "$aside"

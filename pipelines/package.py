@@ -47,14 +47,7 @@ def check_steps(scenario: str, steps: int) -> None:
 def write_package(
     pipeline: BaseComponent, out: Path, parameters: dict[str, Any] | None = None, on_cluster: bool = False
 ) -> None:
-    """Compile a pipeline to YAML.
-
-    Args:
-        pipeline: to compile.
-        out: file that appears whole or not at all.
-        parameters: defaults of the run's arguments.
-        on_cluster: whether it is for a cluster, in the smallest form, or for kfp.local.
-    """
+    """Compile a pipeline to YAML, with these defaults of its arguments; for a cluster in the smallest form."""
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder) / "pipeline.yaml"
         compiler.Compiler().compile(pipeline, str(package), pipeline_parameters=parameters)

@@ -1,6 +1,6 @@
 """Pods: what a profile does to a step of a pipeline."""
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from kfp import kubernetes
 from msgspec.structs import asdict
@@ -13,30 +13,23 @@ if TYPE_CHECKING:
 __all__ = ["apply"]
 
 
-def apply(
-    profile: Profile, task: "PipelineTask", pod: Literal["cpu", "train"] = "cpu", gpus: Any = None
-) -> "PipelineTask":
+def apply(profile: Profile, task: "PipelineTask", gpus: Any = None) -> "PipelineTask":
     """Give a step of a pipeline what the profile says, and return it.
 
-    All steps of one kind get the same, so that the cluster can store their description once.
-
-    Args:
-        profile: of the place.
-        task: a step, not a sub-pipeline.
-        pod: whose image, resources and nodes it gets: `train` if it computes with networks, as train, evaluate and
-            embed do.
-        gpus: how many GPUs a train pod gets, as a number or as an argument of the pipeline; the profile's if None.
+    All steps of one kind get the same, so that the cluster can store their description once. Those that compute with
+    networks (train, evaluate, embed) have `gpus`, a number or an argument of the pipeline, and get the `train` pod.
     """
-    task.set_container_image(profile.images.train if pod == "train" else profile.images.cpu)
+    trains = gpus is not None
+    task.set_container_image(profile.images.train if trains else profile.images.cpu)
     if not profile.caching:
         task.set_caching_options(False)
     if profile.retry.pods:
         retry = profile.retry
         task.set_retry(retry.pods, f"{seconds(retry.wait)}s", retry.factor, f"{seconds(retry.within)}s")
-    _set_pod(profile.train if pod == "train" else profile.cpu, task)
+    _set_pod(profile.train if trains else profile.cpu, task)
     _set_images_and_user(profile, task)
     _set_access(profile, task)
-    if pod == "train":
+    if trains:
         _set_gpus(profile, task, gpus)
     return task
 
@@ -87,7 +80,6 @@ def _set_access(profile: Profile, task: "PipelineTask") -> None:
 def _set_gpus(profile: Profile, task: "PipelineTask", gpus: Any) -> None:
     """GPUs, and the shared memory that loader processes hand batches through (a pod has 64 MB of it)."""
     if profile.gpu.count:
-        count = profile.gpu.count if gpus is None else gpus
-        task.set_accelerator_type(profile.gpu.resource).set_accelerator_limit(count)
+        task.set_accelerator_type(profile.gpu.resource).set_accelerator_limit(gpus)
     size = {"size_limit": profile.shm_size} if profile.shm_size else {}
     kubernetes.empty_dir_mount(task, volume_name="shm", mount_path="/dev/shm", medium="Memory", **size)

@@ -1,11 +1,10 @@
-"""Profiles: what is particular to the place where a pipeline runs, in one small YAML file.
+"""Profiles: what is particular to the machine or cluster where a pipeline runs, in one small YAML file.
 
 `profiles/*.yaml` are shipped; a person copies one and edits it. A profile names secrets, it never holds one. Every key
 has a default, and no profile at all is the same as `local`. `csc.pipelines.pods` gives a step what a profile says.
 """
 
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -25,7 +24,6 @@ __all__ = ["SHIPPED", "Pod", "Profile", "on_this_machine", "read_profile", "run_
 _FOLDER = Path(__file__).parent / "profiles"
 SHIPPED = {path.stem: path for path in sorted(_FOLDER.glob("*.yaml"))}
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_RENAMED = {"heavy": "train", "light": "cpu"}  # keys of the version before, accepted until the next one
 
 _TIME = r"[1-9]\d{0,6}[smhd]", "a time such as 90s, 30m, 12h or 7d"
 _PATH = r"/[^{}\s]+", "a folder inside the containers, such as /mnt/csc"
@@ -180,7 +178,7 @@ class Study(Settings, frozen=True):
 
 
 class Profile(Settings, frozen=True):
-    """Everything that a place decides about a pipeline and nothing that decides its results."""
+    """Everything that a machine or cluster decides about a pipeline, and nothing that decides its results."""
 
     images: Images = Images()
     user: User = User()
@@ -199,35 +197,18 @@ class Profile(Settings, frozen=True):
 
 
 def read_profile(name: str) -> Profile:
-    """Read a profile strictly: what is wrong is one line with the file and the key.
-
-    Args:
-        name: of a shipped profile, or a YAML file.
-    """
+    """Read a shipped profile by its name, or a YAML file; what is wrong is one line with the file and the key."""
     path = SHIPPED.get(name) or local_path(name)
     if not path.is_file():
         raise BadConfig(f"--profile {name}: no such file; give a YAML file or one of {', '.join(SHIPPED)}")
     content = load_yaml(path)
     try:
-        profile = convert(Profile, {} if content is None else _renamed(content, path))
+        profile = convert(Profile, {} if content is None else content)
     except BadConfig as error:
         raise BadConfig(f"{path}: {error}") from None
     for key, problem in (*_secret_problems(profile), *_contradictions(profile)):
         raise BadConfig(f"{path}: {key}: {problem}")
     return profile
-
-
-def _renamed(content: Any, path: Path) -> Any:
-    """Give the keys of the version before their names of today, and say so on stderr."""
-    old = [key for key in _RENAMED if isinstance(content, dict) and key in content]
-    if not old:
-        return content
-    for key in old:
-        if _RENAMED[key] in content:
-            raise BadConfig(f"{key}: is now called {_RENAMED[key]}, which is there too; leave out {key}")
-    names = ", ".join(f"{key} is now called {_RENAMED[key]}" for key in old)
-    print(f"csc: {path}: {names}; the next version will refuse the old name", file=sys.stderr)
-    return {_RENAMED.get(key, key): value for key, value in content.items()}
 
 
 _SECRET = re.compile(

@@ -65,8 +65,8 @@ def _task_steps(
     task: int,
     tasks: int,
     **prior: dsl.Model,
-) -> dsl.PipelineTask:
-    """Wire the five steps of a task and return the last; `prior` is empty for the base task, which has none."""
+) -> dsl.Model:
+    """Wire the five steps of a task; return its registered model. The base task has no `prior`."""
     split = split_labels(origin=origin, scenario=scenario, task=task, tasks=tasks)
     views = build_dataset(origin=origin, config=config, split=split.outputs["split"])
     trained = train(
@@ -88,16 +88,8 @@ def _task_steps(
     for step in (split, views, registered):
         apply(profile, step)
     for step in (trained, scored):
-        apply(profile, step, "train", gpus=gpus)
-    return registered
-
-
-def _embedded(profile: Profile, origin: str, scenario: str, config: str) -> str:
-    """The uri of the feature maps, as an output of the step that makes those that are not there yet."""
-    step = embed(origin=origin, scenario=scenario, config=config)
-    apply(profile, step, "train", gpus=1).set_caching_options(False)  # one process makes them, on one GPU
-    made: str = step.output
-    return made
+        apply(profile, step, gpus)
+    return registered.outputs["registered"]
 
 
 def _tasks_with(train: BaseComponent, profile: Profile) -> tuple[BaseComponent, BaseComponent]:
@@ -107,8 +99,7 @@ def _tasks_with(train: BaseComponent, profile: Profile) -> tuple[BaseComponent, 
     def base_task(
         origin: str, scenario: str, config: str, checkpoints: str, features: str, gpus: str, task: int, tasks: int
     ) -> dsl.Model:
-        steps = _task_steps(profile, train, origin, scenario, config, checkpoints, features, gpus, task, tasks)
-        return steps.outputs["registered"]
+        return _task_steps(profile, train, origin, scenario, config, checkpoints, features, gpus, task, tasks)
 
     @dsl.pipeline(name="incremental-task", description="A later task, which starts from the registered model before.")
     def incremental_task(
@@ -122,10 +113,9 @@ def _tasks_with(train: BaseComponent, profile: Profile) -> tuple[BaseComponent, 
         tasks: int,
         prior: dsl.Input[dsl.Model],
     ) -> dsl.Model:
-        steps = _task_steps(
+        return _task_steps(
             profile, train, origin, scenario, config, checkpoints, features, gpus, task, tasks, prior=prior
         )
-        return steps.outputs["registered"]
 
     return base_task, incremental_task
 
@@ -150,7 +140,7 @@ def build_pipeline(
         classes: how many the data set has.
         settings: overrides that become the default of the run-time argument `config`; with `features.views` the
             pipeline gets an embed step, with `train.nodes` above 1 its tasks are trained by the Kubeflow Trainer.
-        profile: of the place where it will run.
+        profile: of the machine or cluster where it will run.
         window: the tasks that it has; all of them if not given.
         on_cluster: whether an exit handler closes the MLflow runs of a run that failed. A pipeline with one has no
             outputs, by a rule of kfp; one without returns its table and page, and whoever calls it does the closing.
@@ -166,8 +156,11 @@ def build_pipeline(
         # Always looks at the data itself; what follows is cached by what it finds.
         apply(profile, opened).set_caching_options(False)
         origin = opened.outputs["Output"]
-        features = _embedded(profile, origin, scenario.name, config) if resolved.features.views else ""
         known = {"origin": origin, "scenario": scenario.name, "config": config}
+        features: Any = ""
+        if resolved.features.views:
+            maps = apply(profile, embed(**known), gpus=1)  # one process makes them, on one GPU
+            features = maps.set_caching_options(False).output
         shared = {**known, "checkpoints": checkpoints, "features": features, "gpus": gpus, "tasks": window.total}
         last: Any = None  # the step whose model the next task starts from
         if window.first > 1:

@@ -96,15 +96,7 @@ def build_study(
     profile: Profile = LOCAL,
     parallelism: int | None = None,
 ) -> BaseComponent:
-    """Make the pipeline of a study.
-
-    Args:
-        study: of which the tables are made.
-        cells: those to run.
-        sources: the data sets, by name.
-        profile: of the place where it will run.
-        parallelism: how many cells of a scenario may run at the same time; the profile's if not given.
-    """
+    """Make the pipeline of a study; `parallelism`, or else the profile, says how many cells run at the same time."""
     turns = loops(cells)
     order = order_for(study, sources, {cell.name for turn in turns for cell in turn.cells})
     alike = [build_pipeline(turn.scenario, turn.source.classes, json.loads(turn.items[0]), profile) for turn in turns]
@@ -137,7 +129,7 @@ def _maps_made(turns: Sequence[Loop], profile: Profile) -> dict[tuple[Any, ...],
         opened = apply(profile, ingest(scenario=cell.scenario.name, data=uris[cell.scenario.dataset]))
         opened.set_caching_options(False)
         step = embed(origin=opened.outputs["Output"], scenario=cell.scenario.name, config=cell.settings)
-        made[key] = apply(profile, step, "train", gpus=1).set_caching_options(False)
+        made[key] = apply(profile, step, gpus=1).set_caching_options(False)
     return made
 
 

@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import kfp_server_api
+import msgspec
+
+from csc.pipelines.cluster.answers import Run
 
 RECORDED = Path(__file__).parent / "kubeflow" / "recorded"
 
@@ -15,10 +17,6 @@ def recorded(name: str) -> dict[str, Any]:
     return answer
 
 
-def as_run(answer: dict[str, Any]) -> kfp_server_api.V2beta1Run:
-    """An answer as the client of kfp understands it."""
-
-    class Response:
-        data = json.dumps(answer)
-
-    return kfp_server_api.ApiClient().deserialize(Response, "V2beta1Run")
+def as_run(answer: dict[str, Any]) -> Run:
+    """An answer as it is understood."""
+    return msgspec.convert(answer, Run)

@@ -1,4 +1,4 @@
-"""Collect the results of a study into the paper's table, our numbers beside the paper's."""
+"""Collect the results of a study into the paper's table, our numbers next to the paper's."""
 
 from kfp import dsl
 
@@ -16,7 +16,7 @@ def collect(
     """Collect what the cells of a study have come to, also when some of them failed.
 
     Args:
-        order: The study and the places of its data sets, as JSON.
+        order: The study and the URIs of its data sets, as JSON.
         status: How the cells ended, from the pipeline.
         page: The study as one HTML file.
         table: Its tables as Markdown.

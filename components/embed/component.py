@@ -15,7 +15,7 @@ def embed(origin: str, scenario: str, config: str) -> str:
         config: Settings as JSON; features.views says how many views of a training image.
 
     Returns:
-        The place of the maps, in the data set.
+        The URI of the maps, in the data set.
     """
     from csc.steps.embed import embed
 

@@ -18,7 +18,7 @@ def evaluate(
     """Evaluate one task.
 
     Args:
-        features: Place of cached feature maps, from embed; empty to score images.
+        features: URI of cached feature maps, from embed; empty to score images.
         model: Model folder of the task.
         test_view: test.parquet of the task.
         scores: scores.parquet, one confidence and one target column per class.

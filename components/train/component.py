@@ -20,7 +20,7 @@ def train(
     Args:
         config: Settings as JSON.
         checkpoints: Folder that outlives the step, for taking up a try that died.
-        features: Place of cached feature maps, from embed; empty to learn from images.
+        features: URI of cached feature maps, from embed; empty to learn from images.
         split: split.json of the task.
         train_view: train.parquet of the task; no label of another task can be read from it.
         model: Model folder (safetensors and model.json).

@@ -34,7 +34,7 @@ def train_on_nodes(
     Args:
         config: Settings as JSON.
         checkpoints: Folder that outlives the step, on a volume that all nodes mount.
-        features: Place of cached feature maps, from embed; empty to learn from images.
+        features: URI of cached feature maps, from embed; empty to learn from images.
         split: split.json of the task.
         train_view: train.parquet of the task; no label of another task can be read from it.
         model: Model folder (safetensors and model.json).

@@ -72,11 +72,12 @@ def _logs(arguments: Namespace) -> int:
 
     remote = _remote(arguments)
     view = remote.look()
-    print("\n".join(remote.log(view, choose_step(view.found, arguments.step))))
+    print("\n".join(remote.log(view, choose_step(view, arguments.step))))
     return 0
 
 
 def _stop(arguments: Namespace) -> int:
+    from csc.pipelines.cluster.progress import kill_tracked
     from csc.pipelines.cluster.run import outcome
 
     remote = _remote(arguments)
@@ -86,7 +87,7 @@ def _stop(arguments: Namespace) -> int:
     else:
         remote.endpoint.terminate(remote.id)
         print("the run is being stopped; its pods end within their grace period")
-    killed = remote.tracked(view).kill()
+    killed = kill_tracked(view, remote.tracking_uri)
     if killed is None:
         print("MLflow      does not answer: what this run has open there stays open")
     elif killed:
@@ -99,12 +100,12 @@ def _retry(arguments: Namespace) -> int:
     from csc.pipelines.cluster.endpoint import EndpointError
 
     remote = _remote(arguments)
-    run, _, found = remote.look()
+    view = remote.look()
     where = f"{remote.endpoint.host}: run {remote.id}"
-    if run.state not in FAILED:
-        state = printable(run.state or "PENDING").lower()
+    if view.run.state not in FAILED:
+        state = printable(view.run.state or "PENDING").lower()
         raise EndpointError(f"{where} is {state}; only a run that failed can be tried again")
-    if not found.named:
+    if not view.named:
         raise EndpointError(f"{where}: its workflow has grown over 1 MiB, which Kubeflow cannot write back; {_AGAIN}")
     try:
         remote.endpoint.retry(remote.id)

@@ -35,17 +35,11 @@ ADVICE = "an administrator can set OnError, see docs/profiles.md, 'Retries'"
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """What the workflow controller does with a step that did not succeed.
+    """What the workflow controller does with a step that did not succeed."""
 
-    Attributes:
-        name: as Argo calls it; OnFailure is Argo's own, if nobody sets another.
-        limit: how often it tries those steps again that ask for nothing themselves; 0 for never.
-        condition: an expression of Argo's that must hold as well; empty for none.
-    """
-
-    name: str = "OnFailure"
-    limit: int = 0
-    condition: str = ""
+    name: str = "OnFailure"  # Argo's own, if nobody sets another
+    limit: int = 0  # how often it tries those steps again that ask for nothing themselves
+    condition: str = ""  # an expression of Argo's that must hold as well
 
     @classmethod
     def from_configmap(cls, data: Mapping[str, str]) -> "RetryPolicy":
@@ -76,21 +70,15 @@ class RetryPolicy:
 
 def retry_policy(cluster: Cluster, namespace: str) -> RetryPolicy:
     """Of Kubeflow's workflow controller, or of one in the namespace of the runs."""
-    places = tuple(dict.fromkeys((KUBEFLOW, namespace)))
-    for place in places:
-        if (found := cluster.get("config_map", CONFIGMAP, place)) is not None:
+    namespaces = tuple(dict.fromkeys((KUBEFLOW, namespace)))
+    for name in namespaces:
+        if (found := cluster.get("config_map", CONFIGMAP, name)) is not None:
             return RetryPolicy.from_configmap(found.data or {})
-    raise Unseen(f"there is none in {' or '.join(places)}")
+    raise Unseen(f"there is none in {' or '.join(namespaces)}")
 
 
 def retry_warning(profile: Profile, namespace: str = "", seconds: float = 3.0) -> str:
-    """One line if the cluster does something else with `retry.pods` than it is meant for; empty if that is not seen.
-
-    Args:
-        profile: of the runs.
-        namespace: of the runs; the profile's if empty.
-        seconds: after which it is no longer looked for.
-    """
+    """One line if the cluster does something else with `retry.pods` than it is meant for; empty if that is not seen."""
     if not profile.retry.pods:
         return ""
     found: list[str] = []
@@ -110,15 +98,10 @@ def retry_warning(profile: Profile, namespace: str = "", seconds: float = 3.0) -
 
 
 def cluster_checks(profile: str | None, namespace: str | None) -> Iterator[Check]:
-    """Ask everything, one after the other.
-
-    Args:
-        profile: name or file of a profile; without one only the retry policy and the account are looked at.
-        namespace: of the runs; the profile's, or Kubeflow's own, if not given.
-    """
-    place = read_profile(profile) if profile else Profile()
-    where = namespace or place.cluster.namespace or KUBEFLOW
-    account, claim = place.cluster.service_account, place.storage.volume.claim
+    """Ask everything, one after the other; without a profile only the retry policy and the account."""
+    asked = read_profile(profile) if profile else Profile()
+    where = namespace or asked.cluster.namespace or KUBEFLOW
+    account, claim = asked.cluster.service_account, asked.storage.volume.claim
     cluster = Cluster()
     try:
         found = Cluster.connect()
@@ -127,10 +110,10 @@ def cluster_checks(profile: str | None, namespace: str | None) -> Iterator[Check
     except Unseen as reason:
         yield Check("cluster", "failed", f"{reason}; 'kubectl cluster-info' must work here, or KUBECONFIG name a file")
     command = f"-n {KUBEFLOW} get configmap {CONFIGMAP} -o yaml"
-    yield _answer("retries", command, lambda: retry_policy(cluster, where).check(place.retry.pods))
-    for secret in (one for one in (place.secrets.s3, place.secrets.mlflow) if one.name):
+    yield _answer("retries", command, lambda: retry_policy(cluster, where).check(asked.retry.pods))
+    for secret in (one for one in (asked.secrets.s3, asked.secrets.mlflow) if one.name):
         yield _answer("secret", f"-n {where} describe secret {secret.name}", _secret, cluster, where, secret)
-    for name in place.images.pull_secrets:
+    for name in asked.images.pull_secrets:
         yield _answer("pull", f"-n {where} get secret {name}", _pull_secret, cluster, where, name)
     if claim:
         yield _answer("claim", f"-n {where} get pvc {claim}", _claim, cluster, where, claim)

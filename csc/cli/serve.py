@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from csc.cli.command import Command
+from csc.cli.workdir import tracked_workdir, workdir_argument
 from csc.data.cores import cores
 from csc.errors import BadConfig
 
@@ -28,7 +29,7 @@ def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
     parser.add_argument("--port", type=int, default=8080, help="port to listen on; 0 for a free one (default: 8080)")
     parser.add_argument("--name", help="name of the model in addresses (default: its name in the registry)")
-    parser.add_argument("--workdir", default="work", metavar="DIR", help="folder of runs and results (default: work)")
+    workdir_argument(parser)
 
 
 def _serve(arguments: Namespace) -> int:
@@ -62,8 +63,6 @@ def _listening(host: str, port: int) -> socket.socket:
 def _load(model: str, workdir: str) -> "Predictor":
     """Load a model and try it once, so that the first request is as quick as the others."""
     if model.startswith("models:/"):
-        from csc.cli.workdir import tracked_workdir
-
         tracked_workdir(workdir)
     import numpy as np
     import torch

@@ -12,7 +12,7 @@ from csc.cli.command import Command
 from csc.cli.run import class_count, interruptible, make_writable
 from csc.cli.submit import (
     check_edited,
-    check_place,
+    check_on_cluster,
     endpoint_arguments,
     open_endpoint,
     run_arguments,
@@ -197,7 +197,7 @@ def _submit(arguments: Namespace, study: Study, profile: Profile) -> int:
     """Run the whole study on a cluster; return the exit code."""
     check_edited(arguments.profile or "kubeflow", profile)
     for _, uri in map(_name_and_uri, arguments.data):
-        check_place(uri)
+        check_on_cluster(uri)
     endpoint = open_endpoint(arguments, profile)
     warn_of_retries(arguments, profile)
     from csc.pipelines.study import study_name

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "SUBMIT",
     "check_edited",
-    "check_place",
+    "check_on_cluster",
     "endpoint_arguments",
     "open_endpoint",
     "run_arguments",
@@ -54,8 +54,8 @@ def _submit(arguments: Namespace) -> int:
     data = arguments.data or run_defaults(profile, scenario).get("data")
     if data is None:
         raise BadData(f"csc submit {scenario.name}: --data is missing, and the profile has no storage.data")
-    check_place(data)
-    # The place is the cluster's; it is looked at from here only if the number of classes cannot be known otherwise.
+    check_on_cluster(data)
+    # The data set is the cluster's; it is looked at from here only if the number of classes cannot be known otherwise.
     classes = CLASS_COUNTS.get(scenario.dataset) or class_count(scenario, data)
     window = Window.parse(arguments.tasks, scenario, classes)
     endpoint = open_endpoint(arguments, profile)
@@ -86,24 +86,15 @@ def send(
     """Start a run of a compiled pipeline, say where it is, and follow it if that is asked for; return the exit code.
 
     The version of a pipeline is called after the digest of its package, so that the same package is stored once.
-
-    Args:
-        arguments: of the command line, see `endpoint_arguments` and `run_arguments`.
-        endpoint: where to.
-        profile: of the place.
-        package: the compiled pipeline.
-        pipeline: its name.
-        name: of the run.
-        inputs: run-time arguments of the pipeline.
     """
     from csc.pipelines.cluster.run import RemoteRun
 
     namespace = arguments.namespace or profile.cluster.namespace
     experiment = arguments.experiment or profile.cluster.experiment
     digest = hashlib.sha256(package.read_bytes()).hexdigest()[:16]
-    experiment_id, new = endpoint.experiment(experiment, namespace)
+    experiment_id, new = endpoint.find_or_create("experiment", experiment, namespace)
     print(f"experiment  {experiment} ({'made' if new else 'was there'})", flush=True)
-    pipeline_id, _ = endpoint.pipeline(pipeline, namespace)
+    pipeline_id, _ = endpoint.find_or_create("pipeline", pipeline, namespace)
     version_id, uploaded = endpoint.version(pipeline_id, digest, package)
     print(f"pipeline    {pipeline} · version {digest} ({'uploaded' if uploaded else 'reused'})", flush=True)
     run_id = endpoint.start(name, experiment_id, pipeline_id, version_id, inputs, profile.cluster.service_account)
@@ -130,12 +121,10 @@ def warn_of_retries(arguments: Namespace, profile: Profile) -> None:
         print(f"csc: {warning}", file=sys.stderr)
 
 
-def check_place(data: str) -> None:
-    """Refuse a place that means another one on the cluster than here."""
+def check_on_cluster(data: str) -> None:
+    """Refuse a path that means another one on the cluster than here."""
     if not data.startswith(("/", "s3://")):
-        raise BadData(
-            f"--data {data}: expected a place that the cluster knows, an s3:// one or a whole path on a volume"
-        )
+        raise BadData(f"--data {data}: expected what the cluster knows: an s3:// address, or a whole path on a volume")
 
 
 SUBMIT = Command("run a scenario on a Kubeflow cluster", _submit_arguments, _submit)

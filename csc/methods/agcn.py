@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 from csc.config.schema import AtLeast1, Config, NotNegative, Settings, Text
 from csc.errors import BadConfig
 from csc.methods import register
-from csc.methods.base import HEADS, Head, Lesson, Step
+from csc.methods.base import HEADS, HeadKind, Lesson, Step
 from csc.methods.lwf import LwF
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
+    from csc.nets.head import Head
     from csc.nets.network import Outputs
 
 __all__ = ["AGCN", "Agcn"]
@@ -28,13 +29,13 @@ class Agcn(Settings, frozen=True):
     width: AtLeast1 = 1024
 
 
-def _label_graph(config: Config, features: int, groups: Sequence[int]) -> "nn.Module":
+def _label_graph(config: Config, features: int, groups: Sequence[int]) -> "Head":
     from csc.nets.label_graph import LabelGraph
 
     return LabelGraph(features, sum(groups), config.of(Agcn).width)
 
 
-HEADS["label_graph"] = Head(_label_graph, "agcn", Agcn)
+HEADS["label_graph"] = HeadKind(_label_graph, Agcn)
 
 
 @register
@@ -48,7 +49,7 @@ class AGCN(LwF):
 
     name = "agcn"
     heads = ("ci_gcn", "label_graph")
-    own_settings = {"agcn": Agcn}  # noqa: RUF012
+    own_settings = (Agcn,)
     needs_intermediates = True
 
     def begin(self, lesson: Lesson) -> None:

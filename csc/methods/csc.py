@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Literal
 from csc.config.schema import AtLeast0, AtLeast1, Config, Settings
 from csc.errors import BadConfig
 from csc.methods import register
-from csc.methods.base import HEADS, Head
+from csc.methods.base import HEADS, HeadKind
 from csc.methods.lwf import LwF
 
 if TYPE_CHECKING:
-    from torch import nn
-
+    from csc.nets.head import Head
 __all__ = ["CSC", "CiGcn"]
 
 
@@ -36,13 +35,13 @@ class CiGcn(Settings, frozen=True, kw_only=False):
             raise BadConfig(f"cigcn.rank={self.rank}: needs cigcn.correlation=G->S, a counted matrix has no rank")
 
 
-def _ci_gcn(config: Config, features: int, groups: Sequence[int]) -> "nn.Module":
+def _ci_gcn(config: Config, features: int, groups: Sequence[int]) -> "Head":
     from csc.nets.ci_gcn import CIGCN
 
     return CIGCN(features, sum(groups), config.of(CiGcn))
 
 
-HEADS["ci_gcn"] = Head(_ci_gcn, "cigcn", CiGcn)
+HEADS["ci_gcn"] = HeadKind(_ci_gcn, CiGcn)
 
 
 @register

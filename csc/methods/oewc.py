@@ -34,7 +34,7 @@ class OnlineEWC(FineTune):
     """
 
     name = "oewc"
-    own_settings = {"oewc": Oewc}  # noqa: RUF012
+    own_settings = (Oewc,)
 
     def penalty(self, network: "Network") -> "dict[str, Tensor]":
         """λ Σ F (θ - θ*)²; nothing in the base task."""

@@ -33,7 +33,7 @@ class PODNet(ER):
 
     name = "podnet"
     memory_settings = Memory
-    own_settings = {"podnet": Podnet}  # noqa: RUF012
+    own_settings = (Podnet,)
     needs_prior = True
     needs_intermediates = True
 

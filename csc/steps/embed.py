@@ -7,6 +7,7 @@ from dataclasses import asdict
 from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -21,6 +22,7 @@ from csc.data.features import (
     WEIGHTS,
     FeatureCard,
     Maps,
+    WeightsFile,
     features_key,
     features_uri,
     has_weights,
@@ -104,10 +106,9 @@ class _Embedding:
     """A frozen backbone at work on a whole data set."""
 
     def __init__(self, settings: Config, dataset: Dataset, place: str) -> None:
-        from torch import nn
-
         from csc.distributed.group import single_process
         from csc.nets.backbone import initialise, normalisation
+        from csc.nets.head import Head
         from csc.nets.network import Network
         from csc.training.device import for_inference
         from csc.training.start import seed_everything
@@ -120,7 +121,7 @@ class _Embedding:
         self.mean, self.std = normalisation(backbone)
         self.device = single_process().device
         self.weights = backbone.state_dict()  # whoever learns from maps saves these
-        network = Network(backbone, nn.Identity(), self.mean, self.std)
+        network = Network(backbone, Head(), self.mean, self.std)
         self.network = for_inference(network, settings, self.device)
         table = dataset.labels().select(["image_id", "split", "shard", "row"])
         self.shards = [table.filter(pc.equal(table["shard"], number)) for number in range(_shards(table))]
@@ -146,12 +147,12 @@ class _Embedding:
             key=self.place.rpartition("/")[2],
             shape=shape,
             views=views,
-            backbone={"bytes": size, "sha256": sha256},
+            backbone=WeightsFile(size, sha256),
             initialisation={**asdict(self.initialisation), "text": str(self.initialisation)},
             mean=self.mean,
             std=self.std,
         )
-        write_bytes(join(self.place, CARD), json.dumps(asdict(card), indent=1).encode())
+        write_bytes(join(self.place, CARD), json.dumps(msgspec.to_builtins(card), indent=1).encode())
 
     def _make(self, view: int, shards: list[pa.Table], shape: tuple[int, int, int]) -> None:
         """Compute one view, shard by shard; each is noted when it is in its place."""

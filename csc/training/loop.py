@@ -95,6 +95,8 @@ class Trainer:
     def run(self) -> list[EpochLog]:
         """Train all epochs, resuming an earlier try after its last checkpoint; return one log per epoch."""
         self.objective.begin()
+        if self.method.solves:
+            return [self._solve()]
         view = self.examples.view
         key = self.config.fingerprint(view.fingerprint, self.origin, str(self.task), *view.classes)
         keeper = Checkpoint(self.checkpoint, key, self.network, self.optimizer, self.scheduler, self.precision.scaler)
@@ -111,6 +113,18 @@ class Trainer:
                 keeper.save(log)
                 progress.epoch(epoch, terms)
                 self.on_epoch(epoch, log[-1])
+        self.objective.finish()
+        return log
+
+    def _solve(self) -> EpochLog:
+        """One pass over the images instead of epochs; a try that died begins again."""
+        started = time.monotonic()
+        terms = self.method.solve(self.objective)
+        speed = self.examples.own / (time.monotonic() - started)
+        log = {**terms, "loss": sum(terms.values()), "images_per_second": speed, "waiting": 0.0}
+        if self.group.is_main:
+            print(f"{self.title} · solved from {self.examples.own:,} images · {speed:.0f} images/s", flush=True)
+            self.on_epoch(0, log)
         self.objective.finish()
         return log
 

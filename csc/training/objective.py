@@ -1,6 +1,7 @@
 """From a batch to loss terms: a method, its networks, and the images that they look at."""
 
-from collections.abc import Iterator, Sequence
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
 import numpy as np
@@ -81,10 +82,23 @@ class Objective:
         return self.examples.outputs(self.network.eval(), rows)
 
     def pooled_features(self) -> Tensor:
-        """The pooled last maps of the task's own images (rows, channels), in evaluation mode."""
+        """The pooled last maps of the task's own images (rows, channels)."""
+        return self.features(lambda maps: maps.mean(dim=(2, 3)))
+
+    def features(self, pool: Callable[[Tensor], Tensor]) -> Tensor:
+        """What a function of the last maps gives for the task's own images (rows, …), in evaluation mode."""
         network = self.network.eval()
-        own = range(self.examples.own)
-        return self.examples.outputs(lambda images: network.features(images).mean(dim=(2, 3)), own)
+        return self.examples.outputs(lambda images: pool(network.features(images)), range(self.examples.own))
+
+    def labels(self) -> Tensor:
+        """Labels of the task's own images (rows, n), zero where they are unknown."""
+        return torch.from_numpy(self.examples.view.targets()[: self.examples.own]).float()
+
+    def image_digests(self) -> Tensor:
+        """A number (rows,) for the name of each of the task's own images."""
+        names = self.examples.view.table["image_id"].to_pylist()[: self.examples.own]
+        digests = [hashlib.blake2b(name.encode(), digest_size=8).digest() for name in names]
+        return torch.from_numpy(np.frombuffer(b"".join(digests), np.int64).copy())
 
     def plain_batches(self, size: int, most: int) -> Iterator[Batch]:
         """The task's own images without augmentation, drawn at random, at most so many."""

@@ -1,7 +1,7 @@
 """A Kubeflow Pipelines server: its v2beta1 calls, each of which may be repeated, and its errors in one line.
 
-It uses kfp's generated client. kfp's own wrapper around that prints, takes half a minute to say that a token is wrong,
-and writes files into the home folder. No token and no cookie ever gets into a message.
+No token and no cookie ever gets into a message, and nothing that the server says is trusted to have the form that it
+should have: `csc.pipelines.cluster.answers` checks it.
 """
 
 import json
@@ -9,37 +9,37 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+from urllib.parse import quote, urlencode
 
-import kfp_server_api as api
+import certifi
+import msgspec
 import urllib3
 from urllib3.exceptions import HTTPError, NameResolutionError, NewConnectionError, SSLError, TimeoutError
 
 from csc.errors import CscError
+from csc.pipelines.cluster.answers import Run, Version
 from csc.pipelines.cluster.terminal import printable
 
-__all__ = ["Endpoint", "EndpointError", "Made"]
+__all__ = ["Endpoint", "EndpointError"]
 
 IN_CLUSTER = "http://ml-pipeline.kubeflow.svc.cluster.local:8888"
 UI_VARIABLE = "KF_PIPELINES_UI_ENDPOINT"  # this and the next two are kfp's own
 TOKEN_VARIABLE = "KF_PIPELINES_SA_TOKEN_PATH"
 TOKEN_FILE = Path("/var/run/secrets/kubeflow/pipelines/token")
-_TIMEOUT = (10, 60)  # seconds to connect and to wait for an answer
+CONNECT_SECONDS, ANSWER_SECONDS = 10.0, 60.0
+API = "/apis/v2beta1"
 _ADDRESS = re.compile(r"https?://[^\s/@?#]+(/[^\s@?#]*)?")
 
-Made = tuple[str, bool]  # the id of something on the server, and whether it was made just now
+_Answer = TypeVar("_Answer")
 
 
 class EndpointError(CscError):
-    """The endpoint refused, failed or did not answer.
-
-    Attributes:
-        status: of HTTP; 0 if there was no answer, or none that can be understood.
-    """
+    """The endpoint refused, failed or did not answer."""
 
     def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)
-        self.status = status
+        self.status = status  # of HTTP; 0 if there was no answer, or none that can be understood
 
 
 class Endpoint:
@@ -54,50 +54,32 @@ class Endpoint:
                 is used, if there is one; kfp's variable KF_PIPELINES_SA_TOKEN_PATH may name another file.
             cookie_env: environment variable with a cookie, such as `oauth2_proxy_kubeflow=…`.
         """
-        token, cookie = _from_environment(token_env, "token"), _from_environment(cookie_env, "cookie")
-        file = None if token or cookie else _token_file()
-        self.host = _checked_host(host or (IN_CLUSTER if file else ""))
-        config = api.Configuration(host=self.host)
-        config.retries = urllib3.Retry(connect=1, read=0, redirect=4)
-        config.ssl_ca_cert = os.environ.get("SSL_CERT_FILE")  # of an authority of your own
-        config.client_side_validation = False  # a newer server may know more states
-        if token or file:
-            config.api_key_prefix["authorization"] = "Bearer"
-            config.api_key["authorization"] = token
-        if file:
-            config.refresh_api_key_hook = lambda config: config.api_key.update(authorization=_token_in(file))
-        self._client = client = _Client(config, cookie=cookie or None)
-        self._experiments = api.ExperimentServiceApi(client)
-        self._pipelines = api.PipelineServiceApi(client)
-        self._uploads = api.PipelineUploadServiceApi(client)
-        self._runs = api.RunServiceApi(client)
-
-    def experiment(self, name: str, namespace: str = "") -> Made:
-        """Find or create an experiment."""
-        where, service = _non_empty(namespace=namespace), self._experiments
-        found = service.experiment_service_list_experiments(filter=_name_filter(name), **where).experiments
-        wanted = api.V2beta1Experiment(display_name=name, **where)
-        one = found[0] if found else service.experiment_service_create_experiment(experiment=wanted)
-        return self._require_id(one.experiment_id), not found
-
-    def pipeline(self, name: str, namespace: str = "") -> Made:
-        """Find or create a pipeline, which is a name for versions."""
-        where, service = _non_empty(namespace=namespace), self._pipelines
-        found = service.pipeline_service_list_pipelines(filter=_name_filter(name), **where).pipelines
-        wanted = api.V2beta1Pipeline(display_name=name, **where)
-        one = found[0] if found else service.pipeline_service_create_pipeline(pipeline=wanted)
-        return self._require_id(one.pipeline_id), not found
-
-    def version(self, pipeline_id: str, name: str, package: Path) -> Made:
-        """Find a version of a pipeline, or upload it."""
-        listed = self._pipelines.pipeline_service_list_pipeline_versions(pipeline_id, filter=_name_filter(name))
-        found = listed.pipeline_versions
-        one = (
-            found[0]
-            if found
-            else self._uploads.upload_pipeline_version(str(package), name=name, pipelineid=pipeline_id)
+        self._token = _from_environment(token_env, "token")
+        self._cookie = _from_environment(cookie_env, "cookie")
+        self._token_file = None if self._token or self._cookie else _token_file()
+        self.host = _checked_host(host or (IN_CLUSTER if self._token_file else ""))
+        self._pool = urllib3.PoolManager(
+            retries=urllib3.Retry(connect=1, read=0, redirect=4),
+            timeout=urllib3.Timeout(connect=CONNECT_SECONDS, read=ANSWER_SECONDS),
+            ca_certs=os.environ.get("SSL_CERT_FILE") or certifi.where(),  # the first is of an authority of your own
         )
-        return self._require_id(one.pipeline_version_id), not found
+
+    def find_or_create(self, kind: str, name: str, namespace: str = "") -> tuple[str, bool]:
+        """The id of an `experiment`, or of a `pipeline`, which is a name for versions; and whether it is new."""
+        where = {"namespace": namespace} if namespace else {}
+        if found := self._find(f"{kind}s", f"/{kind}s", name, where):
+            return self._id(found, kind), False
+        return self._id(self._post(dict, f"/{kind}s", {"display_name": name, **where}), kind), True
+
+    def version(self, pipeline_id: str, name: str, package: Path) -> tuple[str, bool]:
+        """Find a version of a pipeline, or upload it; return its id, and whether it is new."""
+        kind = "pipeline_version"
+        if found := self._find(f"{kind}s", f"/pipelines/{_quoted(pipeline_id)}/versions", name):
+            return self._id(found, kind), False
+        query = urlencode({"name": name, "pipelineid": pipeline_id})
+        file = {"uploadfile": (package.name, package.read_bytes())}
+        sent = self._send("POST", f"{API}/pipelines/upload_version?{query}", fields=file)
+        return self._id(self._understood(dict, sent), kind), True
 
     def start(
         self,
@@ -109,184 +91,180 @@ class Endpoint:
         service_account: str = "",
     ) -> str:
         """Start a run and return its id."""
-        version = api.V2beta1PipelineVersionReference(pipeline_id=pipeline_id, pipeline_version_id=version_id)
-        wanted = api.V2beta1Run(
-            display_name=name,
-            experiment_id=experiment_id,
-            pipeline_version_reference=version,
-            runtime_config=api.V2beta1RuntimeConfig(parameters=dict(arguments)),
-            **_non_empty(service_account=service_account),
-        )
-        return self._require_id(self._runs.run_service_create_run(run=wanted).run_id)
+        wanted = {
+            "display_name": name,
+            "experiment_id": experiment_id,
+            "pipeline_version_reference": {"pipeline_id": pipeline_id, "pipeline_version_id": version_id},
+            "runtime_config": {"parameters": dict(arguments)},
+        }
+        if service_account:
+            wanted["service_account"] = service_account
+        return self._post(Run, "/runs", wanted).run_id
 
-    def run(self, run_id: str) -> api.V2beta1Run:
+    def run(self, run_id: str) -> Run:
         """How a run stands."""
-        run = self._runs.run_service_get_run(run_id=run_id)
-        self._require_id(run.run_id)
-        return run
+        return self._get(Run, f"/runs/{_quoted(run_id)}")
 
-    def spec(self, run: api.V2beta1Run) -> dict[str, Any]:
+    def spec(self, run: Run) -> dict[str, Any]:
         """The pipeline of a run, as compiled: the keys of both documents; empty if it was deleted since."""
-        content: Any = run.pipeline_spec
-        if reference := run.pipeline_version_reference:
-            ids = reference.pipeline_id, reference.pipeline_version_id
+        content = run.pipeline_spec
+        if (reference := run.pipeline_version_reference) is not None:
+            version = _quoted(reference.pipeline_version_id)
+            path = f"/pipelines/{_quoted(reference.pipeline_id)}/versions/{version}"
             try:
-                content = self._pipelines.pipeline_service_get_pipeline_version(*ids).pipeline_spec
+                content = self._get(Version, path).pipeline_spec
             except EndpointError as error:
                 if error.status != 404:
                     raise
-        found = content if isinstance(content, dict) else {}
-        if "pipeline_spec" in found:  # there is a platform document beside it
-            found = {**(found["pipeline_spec"] or {}), **(found.get("platform_spec") or {})}
+        found = _group(content)
+        if "pipeline_spec" in found:  # with a platform document
+            found = _group(found["pipeline_spec"]) | _group(found.get("platform_spec"))
         return found if isinstance(found.get("root"), dict) else {}
 
-    def namespace(self, run: api.V2beta1Run) -> str:
+    def namespace(self, run: Run) -> str:
         """The namespace of a run's experiment; empty where Kubeflow has one user, or does not say."""
         try:
-            found = self._experiments.experiment_service_get_experiment(experiment_id=run.experiment_id or "-")
+            found = self._get(dict, f"/experiments/{_quoted(run.experiment_id or '-')}")
         except EndpointError:
             return ""
-        return str(found.namespace or "")
+        return str(found.get("namespace") or "")
 
     def terminate(self, run_id: str) -> None:
         """Have a run stopped; its pods end within their grace period."""
-        self._runs.run_service_terminate_run(run_id=run_id)
+        self._post(dict, f"/runs/{_quoted(run_id)}:terminate")
 
     def retry(self, run_id: str) -> None:
         """Have the failed steps of a run tried again."""
-        self._runs.run_service_retry_run(run_id=run_id)
+        self._post(dict, f"/runs/{_quoted(run_id)}:retry")
 
-    def log(self, run: api.V2beta1Run, pod: str, namespace: str) -> str:
+    def log(self, run: Run, pod: str, namespace: str) -> str:
         """What the main container of a pod has printed, as long as the cluster keeps it.
 
         The API hands it out below v1alpha1, which it does not answer to behind the address of Kubeflow's pages; there
         the server of the pages does.
         """
-        path = {"run": str(run.run_id), "pod": pod}
         day = run.created_at.date().isoformat() if run.created_at else ""
-        query = {"runid": str(run.run_id), "podname": pod, "podnamespace": namespace, "createdat": day}
+        query = {"runid": run.run_id, "podname": pod, "podnamespace": namespace, "createdat": day}
+        path = f"/apis/v1alpha1/runs/{_quoted(run.run_id)}/nodes/{_quoted(pod)}/log"
         try:
-            return self._client.text("/apis/v1alpha1/runs/{run}/nodes/{pod}/log", path, {})
+            content = self._send("GET", path, kind="text/plain")
         except EndpointError as error:
             if error.status in (0, 401):
                 raise
             try:
-                return self._client.text("/k8s/pod/logs", {}, query)
+                content = self._send("GET", "/k8s/pod/logs", kind="text/plain", fields=query)
             except EndpointError as other:
                 raise (error if other.status == 404 else other) from None
+        return content.decode(errors="replace")
 
     def page(self, run_id: str) -> str:
         """The address of a run's page; kfp's variable KF_PIPELINES_UI_ENDPOINT may name another host for pages."""
         return f"{os.environ.get(UI_VARIABLE) or self.host}/#/runs/details/{run_id}"
 
-    def _require_id(self, identifier: str | None) -> str:
-        if not identifier:
-            raise self._client.not_understood()
+    def _find(self, key: str, path: str, name: str, where: Mapping[str, str] = {}) -> dict[str, Any] | None:
+        """The first of a list that has this name."""
+        predicate = {"operation": "EQUALS", "key": "display_name", "stringValue": name}
+        query = {"filter": json.dumps({"predicates": [predicate]}), **where}
+        listed = self._get(dict[str, Any], path, query).get(key) or []
+        if not isinstance(listed, list):
+            raise self._not_understood()
+        return listed[0] if listed else None
+
+    def _id(self, found: Any, kind: str) -> str:
+        identifier = found.get(f"{kind}_id") if isinstance(found, dict) else None
+        if not (isinstance(identifier, str) and identifier):
+            raise self._not_understood()
         return identifier
 
+    def _get(self, kind: type[_Answer], path: str, query: Mapping[str, str] | None = None) -> _Answer:
+        return self._understood(kind, self._send("GET", API + path, fields=query))
 
-class _Client(api.ApiClient):  # type: ignore[misc]
-    """Sends requests with a time limit, and says in one line what went wrong."""
+    def _post(self, kind: type[_Answer], path: str, content: Mapping[str, Any] | None = None) -> _Answer:
+        return self._understood(kind, self._send("POST", API + path, json=content))
 
-    def text(self, path: str, path_params: Mapping[str, str], query: Mapping[str, str]) -> str:
-        """Get something that is text, not JSON."""
-        content: bytes = self.call_api(
-            path,
-            "GET",
-            path_params=dict(path_params),
-            query_params=list(query.items()),
-            header_params={"Accept": "text/plain"},
-            response_type="bytes",
-            auth_settings=["Bearer"],
-            _return_http_data_only=True,
-        )
-        return content.decode(errors="replace")
-
-    def deserialize(self, response: Any, response_type: str) -> Any:
-        """Turn an answer into an object; bytes are left as they are."""
-        return response.data if response_type == "bytes" else super().deserialize(response, response_type)
-
-    def call_api(self, *arguments: Any, **options: Any) -> Any:
-        """Send a request and understand the answer; one of another form than expected is an error of the endpoint."""
+    def _understood(self, kind: type[_Answer], content: bytes) -> _Answer:
         try:
-            answer = super().call_api(*arguments, **options)
-        except (api.ApiException, ValueError, LookupError, TypeError, AttributeError):
-            raise self.not_understood() from None
-        if answer is None:
-            raise self.not_understood()
-        return answer
+            return msgspec.json.decode(content, type=kind)
+        except (msgspec.DecodeError, ValueError, RecursionError):
+            raise self._not_understood() from None
 
-    def not_understood(self) -> EndpointError:
-        """The error of an answer that has another form than expected."""
-        host = self.configuration.host
-        return EndpointError(f"{host}: its answer is not one of Kubeflow Pipelines v2beta1; check --host")
+    def _not_understood(self) -> EndpointError:
+        return EndpointError(f"{self.host}: its answer is not one of Kubeflow Pipelines v2beta1; check --host")
 
-    def request(self, method: str, url: str, **options: Any) -> Any:
-        host = self.configuration.host
-        wanted = "text/plain" if (options.get("headers") or {}).get("Accept") == "text/plain" else "json"
-        options["_request_timeout"] = _TIMEOUT
+    def _send(self, method: str, path: str, kind: str = "application/json", **content: Any) -> bytes:
+        """Send a request and return the answer, of the kind that is asked for; `content` is as urllib3 takes it."""
+        headers = {"Accept": kind, **self._access()}
+        given = {name: value for name, value in content.items() if value is not None}
         try:
-            answer = super().request(method, url, **options)
-        except api.ApiException as error:
-            said = _message(error.body, error.reason, options.get("headers") or {})
-            raise EndpointError(f"{host}: {_refusal(error.status, said)}", error.status or 0) from None
+            answer = self._pool.request(method, self.host + path, headers=headers, **given)
         except HTTPError as error:
-            raise EndpointError(f"{host}: {_no_answer(error)}") from None
-        if wanted not in (answer.getheader("content-type") or ""):
+            raise EndpointError(f"{self.host}: {_no_answer(error)}") from None
+        if not 200 <= answer.status < 300:
+            said = _message(answer.data, answer.reason, headers)
+            raise EndpointError(f"{self.host}: {_refusal(answer.status, said)}", answer.status)
+        if kind.rpartition("/")[2] not in answer.headers.get("Content-Type", ""):
             raise EndpointError(
-                f"{host}: answers with a page for people, not with the API; log in with --token-env or --cookie-env, "
-                "and check --host",
+                f"{self.host}: answers with a page for people, not with the API; log in with --token-env or "
+                "--cookie-env, and check --host",
                 answer.status,
             )
-        return answer
+        return answer.data
+
+    def _access(self) -> dict[str, str]:
+        """The headers that let us in; a token in a file is read every time, because the cluster replaces it."""
+        if self._cookie:
+            return {"Cookie": self._cookie}
+        token = _token_in(self._token_file) if self._token_file else self._token
+        return {"Authorization": f"Bearer {token}"} if token else {}
 
 
-def _message(body: bytes | str | None, reason: str | None, headers: Mapping[str, str]) -> str:
+def _group(content: Any) -> dict[str, Any]:
+    return content if isinstance(content, dict) else {}
+
+
+def _quoted(part: str) -> str:
+    """One part of a path."""
+    return quote(part, safe="")
+
+
+def _message(body: bytes, reason: str | None, headers: Mapping[str, str]) -> str:
     """What the server says about an error, else the reason of HTTP, in a short line without token and cookie."""
-    text = body.decode(errors="replace") if isinstance(body, bytes) else body or ""
     try:
-        content = json.loads(text)
-        text = str(content.get("message") or content.get("error") or content.get("error_message") or "")
-    except (ValueError, AttributeError):
-        text = ""
-    line = text or reason or ""
-    for name, value in headers.items():
-        if name.lower() in ("authorization", "cookie"):
-            line = line.replace(value, "…").replace(value.removeprefix("Bearer "), "…")
+        content = json.loads(body)
+        line = str(content.get("message") or content.get("error") or content.get("error_message") or "")
+    except (ValueError, AttributeError, RecursionError):
+        line = ""
+    line = line or reason or ""
+    for name in ("Authorization", "Cookie"):
+        if secret := headers.get(name, ""):
+            line = line.replace(secret, "…").replace(secret.removeprefix("Bearer "), "…")
     line = printable(line)
     return line if len(line) <= 300 else f"{line[:300]}…"
 
 
-def _refusal(status: int | None, said: str) -> str:
+def _refusal(status: int, said: str) -> str:
+    if status >= 500:
+        return f"the server failed ({status}): {said}; try again, or see its logs"
     known = {
         401: "not logged in (401); name the variable that holds a valid token with --token-env, or a cookie's with "
         "--cookie-env",
         403: f"not allowed (403): {said}; check the token's rights, and --namespace",
         404: f"not found (404): {said}; check --host and the run's id",
-        0: f"no safe connection: {said}; SSL_CERT_FILE may name the certificate of your authority",
     }
-    if status is not None and status >= 500:
-        return f"the server failed ({status}): {said}; try again, or see its logs"
-    return known.get(status or 0, f"refused the request ({status}): {said}")
+    return known.get(status, f"refused the request ({status}): {said}")
 
 
 def _no_answer(error: HTTPError) -> str:
     reason = getattr(error, "reason", error)
     if isinstance(reason, SSLError):
-        return _refusal(0, "its certificate cannot be verified")
+        return (
+            "no safe connection: its certificate cannot be verified; SSL_CERT_FILE may name the certificate of your "
+            "authority"
+        )
     if isinstance(reason, NameResolutionError):
         return "no such host; check --host"
     late = isinstance(reason, TimeoutError) and not isinstance(reason, NewConnectionError)
     return f"{'no answer in time' if late else 'nothing answers there'}; check --host and the network"
-
-
-def _name_filter(name: str) -> str:
-    """The filter of a list for one name."""
-    return json.dumps({"predicates": [{"operation": "EQUALS", "key": "display_name", "stringValue": name}]})
-
-
-def _non_empty(**options: str) -> dict[str, str]:
-    return {name: value for name, value in options.items() if value}
 
 
 def _checked_host(host: str) -> str:
@@ -324,7 +302,6 @@ def _token_file() -> Path | None:
 
 
 def _token_in(file: Path) -> str:
-    """Read the token again for every request: the cluster replaces it from time to time."""
     try:
         return _header_value(file.read_text(encoding="utf-8").strip(), str(file))
     except (OSError, UnicodeDecodeError):

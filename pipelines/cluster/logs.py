@@ -6,65 +6,52 @@ from collections import defaultdict
 
 from csc.errors import BadData
 from csc.pipelines.cluster.endpoint import Endpoint, EndpointError
-from csc.pipelines.cluster.steps import REUSED, RunSteps, RunView, Step
+from csc.pipelines.cluster.steps import REUSED, RunView, Step
 from csc.pipelines.cluster.terminal import printable_line
 from csc.storage import list_below, read_bytes
 
-__all__ = ["NoLog", "choose_step", "log_lines"]
+__all__ = ["choose_step", "log_lines"]
 
 DEFAULT_ROOT = "minio://mlpipeline/v2/artifacts"  # where Kubeflow Pipelines keeps artifacts unless told otherwise
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "MLFLOW_S3_ENDPOINT_URL")
 
 
-class NoLog(EndpointError):
-    """A log that cannot be had from here."""
-
-
-def choose_step(found: RunSteps, wanted: str | None) -> Step:
+def choose_step(view: RunView, wanted: str | None) -> Step:
     """The step that a person means.
 
     Args:
-        found: the steps of the run.
+        view: how the run stands.
         wanted: its title, or some words of it, such as `ingest` or `2/train`; if not given, the step that failed, else
             the last one that began.
     """
     if wanted is None:
-        begun = [step for step in found.steps if step.state != REUSED]
+        begun = [step for step in view.steps if step.state != REUSED]
         if not begun:
-            raise NoLog("no step of this run has begun yet, or all were reused")
-        return found.failed or begun[-1]
+            raise EndpointError("no step of this run has begun yet, or all were reused")
+        return view.failed or begun[-1]
     words = _words(wanted)
-    matching = [step for step in found.steps if words and words <= _words(step.title)]
+    matching = [step for step in view.steps if words and words <= _words(step.title)]
     if len(matching) == 1:
         return matching[0]
-    titles = ", ".join(step.title for step in matching or found.steps)
+    titles = ", ".join(step.title for step in matching or view.steps)
     if matching:
-        raise NoLog(f"'{wanted}' is the name of several steps: {titles}; give a number too, for instance 2/{wanted}")
-    raise NoLog(f"no step '{wanted}' has begun; there are: {titles or 'none'}")
+        raise EndpointError(
+            f"'{wanted}' is the name of several steps: {titles}; give a number too, for instance 2/{wanted}"
+        )
+    raise EndpointError(f"no step '{wanted}' has begun; there are: {titles or 'none'}")
 
 
 def log_lines(endpoint: Endpoint, view: RunView, step: Step, namespace: str) -> list[str]:
-    """The lines that the last try of a step has printed, without control characters.
-
-    Args:
-        endpoint: where the run is.
-        view: how the run stands.
-        step: one of its steps.
-        namespace: of its pods.
-    """
+    """The lines that the last try of a step has printed, without control characters; `namespace` is of its pods."""
     if step.state == REUSED:
-        raise NoLog(f"{step.title} was reused: its log is that of the run that made it")
+        raise EndpointError(f"{step.title} was reused: its log is that of the run that made it")
     try:
-        if not step.pod:
-            raise NoLog("the server does not tell the pod")
         text = endpoint.log(view.run, step.pod, namespace)
     except EndpointError as error:
         stored = _from_bucket(view, step)
         if stored is None:
-            pods = f"logs {step.pod} -c main" if step.pod else f"get pods -l pipeline/runid={view.run.run_id}"
-            raise NoLog(
-                f"{step.title}: no log from here ({error}); try: kubectl -n {namespace} {pods}", error.status
-            ) from None
+            command = f"kubectl -n {namespace} logs {step.pod} -c main"
+            raise EndpointError(f"{step.title}: no log from here ({error}); try: {command}", error.status) from None
         text = stored
     return [printable_line(line) for line in text.rstrip("\n").split("\n")]
 
@@ -72,11 +59,11 @@ def log_lines(endpoint: Endpoint, view: RunView, step: Step, namespace: str) -> 
 def _from_bucket(view: RunView, step: Step) -> str | None:
     """The log that the last try of a step left in Kubeflow's bucket; none if it is not to be found there.
 
-    It lies below the run and the name of the step in a folder of random name, one for each task, beside the outputs of
+    It lies below the run and the name of the step in a folder of random name, one for each task, with the outputs of
     the step. A step that failed has no outputs; of others the log tells the task.
     """
     run = view.run
-    root = (run.runtime_config.pipeline_root if run.runtime_config else None) or DEFAULT_ROOT
+    root = run.runtime_config.pipeline_root or DEFAULT_ROOT
     scheme, _, bucket = root.partition("://")
     if scheme not in ("s3", "minio") or not any(os.environ.get(name) for name in _ENDPOINTS):
         return None

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
+from csc.pipelines.cluster.answers import seconds_between
 from csc.pipelines.cluster.endpoint import Endpoint, EndpointError
-from csc.pipelines.cluster.logs import NoLog, log_lines
-from csc.pipelines.cluster.progress import Tracked
-from csc.pipelines.cluster.steps import ENDED, FAILED, STARTING, RunSteps, RunView, Step, steps_of
+from csc.pipelines.cluster.logs import log_lines
+from csc.pipelines.cluster.progress import progress_lines
+from csc.pipelines.cluster.steps import ENDED, FAILED, STARTING, RunView, Step, view_of
 from csc.pipelines.cluster.terminal import duration, printable
-from csc.pipelines.cluster.workflow import seconds_between
 from csc.pipelines.profile import Profile
 
 __all__ = ["RemoteRun", "outcome"]
@@ -23,6 +23,7 @@ POLL_SECONDS = 5.0
 MAX_FAILURES = 60  # looks in a row that may fail
 LAST_LINES = 15  # of the log of a step that failed
 DEFAULT_NAMESPACE = "kubeflow"  # of the pods, where Kubeflow has one user
+UNNAMED = "Kubeflow no longer tells how the steps stand: the workflow has grown over 1 MiB"
 _FINAL = (400, 401, 403, 404)  # answers that will not change by waiting
 
 
@@ -33,7 +34,7 @@ class RemoteRun:
         self.id = run_id
         self.endpoint = endpoint
         self._namespace = arguments.namespace or profile.cluster.namespace
-        self._tracking = os.environ.get("MLFLOW_TRACKING_URI") or profile.tracking.uri
+        self.tracking_uri = os.environ.get("MLFLOW_TRACKING_URI") or profile.tracking.uri
         names = ("profile", "host", "token_env", "cookie_env", "namespace")
         given = {f"--{name.replace('_', '-')}": getattr(arguments, name) for name in names}
         self._flags = [word for flag, value in given.items() if value for word in (flag, value)]
@@ -45,12 +46,7 @@ class RemoteRun:
     def look(self) -> RunView:
         """How the run stands."""
         run = self.endpoint.run(self.id)
-        spec = self.endpoint.spec(run)
-        return RunView(run, spec, steps_of(run, spec))
-
-    def tracked(self, view: RunView) -> Tracked:
-        """What MLflow knows of it."""
-        return Tracked(view.run, view.spec, self._tracking)
+        return view_of(run, self.endpoint.spec(run))
 
     def log(self, view: RunView, step: Step) -> list[str]:
         """The lines that a step has printed; if they cannot be had, the error names the command that prints them."""
@@ -61,11 +57,12 @@ class RemoteRun:
         """Print the steps so far, what MLflow knows, and where the run stands; return the exit code."""
         view = self.look()
         print(printable(view.run.display_name or self.id))
-        for step in view.found.steps:
+        for step in view.steps:
             print(step)
-        if not view.found.named:
-            print(_unnamed_note(view.found))
-        for line in self.tracked(view).lines():
+        if not view.named:
+            more = f"; at least {view.unnamed} more have finished since" if view.unnamed else ""
+            print(f"{UNNAMED}{more}")
+        for line in progress_lines(view, self.tracking_uri):
             print(line)
         code = self._conclude(view)
         print(self.endpoint.page(self.id))
@@ -95,13 +92,13 @@ class RemoteRun:
                 print(f"{datetime.now():%H:%M:%S}  {line}", flush=True)
 
         while True:
-            view = RunView(run, spec, steps_of(run, spec))
-            for step in view.found.steps:
+            view = view_of(run, spec)
+            for step in view.steps:
                 if step.state != STARTING:  # a driver takes seconds; of one that hangs 'csc status' tells
                     tell(str(step), (step.key, step.state, step.tries))
-            if not view.found.named:
-                tell(_unnamed_note(), "unnamed")
-                for line in self.tracked(view).lines():
+            if not view.named:
+                tell(UNNAMED, "unnamed")
+                for line in progress_lines(view, self.tracking_uri):
                     tell(line, line)
             if run.state in ENDED:
                 return view
@@ -111,13 +108,13 @@ class RemoteRun:
     def _conclude(self, view: RunView) -> int:
         """Print where the run stands and, if it failed, at what and how that ended; return the exit code."""
         print(outcome(view), flush=True)
-        failed = view.found.failed if view.run.state in ENDED else None
+        failed = view.failed if view.run.state in ENDED else None
         if failed is not None:
             if failed.pod:
                 print(f"pod         {failed.pod}")
             try:
                 lines = self.log(view, failed)[-LAST_LINES:]
-            except NoLog as error:
+            except EndpointError as error:
                 print(f"log         {error}")
             else:
                 print(f"log         {self.command('logs')}, which ends in")
@@ -127,19 +124,13 @@ class RemoteRun:
 
 def outcome(view: RunView) -> str:
     """One line about where a run stands, with what it failed at."""
-    run, failed = view.run, view.found.failed
+    run, failed = view.run, view.failed
     line = f"run {printable(run.state or 'PENDING').lower()}"
     if run.state in ENDED and (seconds := seconds_between(run.created_at, run.finished_at)):
         line += f" after {duration(seconds)}"
-    reason = printable(run.error.message or "") if run.error else ""
+    reason = printable(run.error.message)
     at = f" at {failed.title}" if failed else ""
     return line + at + (f": {reason}" if reason and run.state in FAILED else "")
-
-
-def _unnamed_note(found: RunSteps | None = None) -> str:
-    """What it means that the server no longer names steps; with the steps, how many more have finished since."""
-    more = f"; at least {found.unnamed} more have finished since" if found and found.unnamed else ""
-    return f"Kubeflow no longer tells how the steps stand: the workflow has grown over 1 MiB{more}"
 
 
 def _retry(look: Callable[[Any], Any], at: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The steps of a run on a cluster, from the nodes of the workflow that its server lists.
+"""How a run on a cluster stands: its steps, from the nodes of the workflow that its server lists.
 
 Over 1 MiB Argo compresses a workflow, which the server cannot read. It then lists the nodes as they stood before, and
 of later steps only their entries in its cache, which have no name.
@@ -6,20 +6,16 @@ of later steps only their entries in its cache, which have no name.
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, NamedTuple
 
-from csc.pipelines.cluster import workflow
+from csc.pipelines.cluster.answers import Node, Run, seconds_between
 from csc.pipelines.cluster.terminal import duration, printable
-from csc.pipelines.cluster.titles import Spec, pod_template, step_keys, title_of
-from csc.pipelines.cluster.workflow import DRIVER, Key, Node, Path, is_try, key_of
+from csc.pipelines.cluster.titles import Spec, pod_template, title_of
+from csc.pipelines.cluster.workflow import DRIVER, Key, Path, find_paths, is_try, key_of, nodes_of, own_path, pod_name
 
-if TYPE_CHECKING:
-    from kfp_server_api import V2beta1Run
-
-__all__ = ["ENDED", "FAILED", "REUSED", "STARTING", "RunSteps", "RunView", "Step", "steps_of"]
+__all__ = ["ENDED", "FAILED", "REUSED", "STARTING", "RunView", "Step", "view_of"]
 
 ENDED = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")
 FAILED = ("FAILED", "CANCELED")
@@ -30,27 +26,16 @@ _NOT_BEGUN = ("", "RUNTIME_STATE_UNSPECIFIED")  # nodes that Argo left out after
 
 @dataclass(frozen=True)
 class Step:
-    """A step that has begun.
+    """A step that has begun."""
 
-    Attributes:
-        title: what people call it, `task 2 · train`.
-        state: of Kubeflow, or `REUSED` or `STARTING`.
-        start: when it began; none if the server does not say.
-        seconds: how long it took, 0 while it runs.
-        error: what the server says about a failure, usually nothing.
-        tries: how many pods it had so far.
-        pod: the name of the last of them; empty if it had none, or if the server does not give ids.
-        key: its names in the workflow.
-    """
-
-    title: str
-    state: str
-    start: datetime | None = None
-    seconds: float = 0.0
-    error: str = ""
-    tries: int = 1
-    pod: str = ""
-    key: Key = ()
+    title: str  # what people call it, `task 2 · train`
+    state: str  # of Kubeflow, or `REUSED` or `STARTING`
+    start: datetime | None  # none if the server does not say
+    seconds: float  # that it took, 0 while it runs
+    error: str  # what the server says about a failure, usually nothing
+    tries: int  # how many pods it had so far
+    pod: str  # the name of the last of them; empty if it had none
+    key: Key  # its names in the workflow
 
     def __str__(self) -> str:
         took = f" after {duration(self.seconds)}" if self.state in ("SUCCEEDED", "FAILED") else ""
@@ -59,18 +44,14 @@ class Step:
 
 
 @dataclass(frozen=True)
-class RunSteps:
-    """The steps of a run so far, in the order in which they began.
+class RunView:
+    """How a run stands; if its steps are no longer named, those that had not ended before are left out."""
 
-    Attributes:
-        steps: those that the server names.
-        named: whether it still names them. If not, steps that had not ended when it stopped are left out.
-        unnamed: how many more have finished since then; steps that are reused or never cached do not count.
-    """
-
-    steps: list[Step] = field(default_factory=list)
-    named: bool = True
-    unnamed: int = 0
+    run: Run  # what the server says of it
+    spec: Spec  # its pipeline; empty if that was deleted
+    steps: list[Step]  # those that the server names, in the order in which they began
+    named: bool = True  # whether it still names them
+    unnamed: int = 0  # how many more have finished since; those that are reused or never cached do not count
 
     @property
     def failed(self) -> Step | None:
@@ -78,44 +59,36 @@ class RunSteps:
         return next((step for step in self.steps if step.state in FAILED), None)
 
 
-class RunView(NamedTuple):
-    """How a run stands: what the server says of it, its pipeline, and its steps."""
-
-    run: "V2beta1Run"
-    spec: Spec
-    found: RunSteps
-
-
-def steps_of(run: "V2beta1Run", spec: Spec) -> RunSteps:
-    """The steps of a run so far; without its pipeline they are called by their names in the workflow."""
-    listed = workflow.nodes_of(run)
+def view_of(run: Run, spec: Spec) -> RunView:
+    """How a run stands; without its pipeline the steps are called by their names in the workflow."""
+    listed = nodes_of(run)
     nodes = [node for node in listed if node.name]
-    paths = workflow.find_paths(nodes)
-    steps = list(_from_paths(nodes, paths, spec) if paths else _by_order(nodes, spec))
+    steps = list(_steps(nodes, spec))
     _mark_waiting(steps, nodes)
     steps.sort(key=lambda step: (step.start is None, step.start, step.key))
     ended = [step for step in steps if step.state in (*ENDED, REUSED)]
     unnamed = _count_unnamed(listed)
     if unnamed or (run.state in ("SUCCEEDED", "FAILED") and len(ended) < len(steps)):
-        return RunSteps(ended, False, unnamed)
-    return RunSteps(steps)
+        return RunView(run, spec, ended, False, unnamed)
+    return RunView(run, spec, steps)
 
 
-def _from_paths(nodes: Sequence[Node], paths: Mapping[str, Path], spec: Spec) -> Iterator[Step]:
+def _steps(nodes: Sequence[Node], spec: Spec) -> Iterator[Step]:
     """Steps by the paths of their nodes; of a node that is listed twice the newer one counts."""
+    paths = find_paths(nodes)
     executors: dict[Key, list[Path]] = defaultdict(list)
     for path in paths.values():
         if ".executor" in path:
             executors[key_of(path)[:-1]].append(path)
     skipped = {(node.start, node.end) for node in nodes if (node.name, node.state) == ("executor", "SKIPPED")}
-    for path, node in workflow.nodes_by_path(nodes, paths).items():
+    for path, node in {own_path(node, paths): node for node in nodes}.items():
         key = key_of(path)
         if not key or is_try(path) or node.state in _NOT_BEGUN:
             continue
         if key in executors:
             tries = [executor for executor in executors[key] if is_try(executor)]
             if node.state == "SUCCEEDED" and not tries and (node.start, node.end) in skipped:
-                yield _step(node, REUSED, key, spec)
+                yield _step(node, REUSED, key, spec, [])
             else:
                 yield _step(node, node.state, key, spec, tries or executors[key])
         elif key[-1].endswith(DRIVER) and node.state != "SUCCEEDED":
@@ -124,32 +97,20 @@ def _from_paths(nodes: Sequence[Node], paths: Mapping[str, Path], spec: Spec) ->
             yield _step(node, state, (*key[:-1], key[-1].removesuffix(DRIVER)), spec, tries or [path])
 
 
-def _step(node: Node, state: str, key: Key, spec: Spec, pods: Sequence[Path] = ()) -> Step:
+def _step(node: Node, state: str, key: Key, spec: Spec, pods: Sequence[Path]) -> Step:
     """A step from the node that tells its times, its own or its driver's, and the paths of the nodes of its pods."""
     pod = ""
     if pods:
-        last = max(pods, key=workflow.tries_of)
-        pod = workflow.pod_name(last, pod_template(key, spec, driver=key_of(last)[-1].endswith(DRIVER)))
-    return Step(title_of(key, spec), state, node.start, node.seconds, node.error, max(1, len(pods)), pod, key)
+        last = max(pods, key=_tries)
+        pod = pod_name(last, pod_template(key, spec, driver=key_of(last)[-1].endswith(DRIVER)))
+    took = seconds_between(node.start, node.end)
+    error = printable(node.error.message)
+    return Step(title_of(key, spec), state, node.start, took, error, max(1, len(pods)), pod, key)
 
 
-def _by_order(nodes: Sequence[Node], spec: Spec) -> Iterator[Step]:
-    """Steps by their names alone, where the server gives no ids: the third `train` is that of the third task.
-
-    In a study, where scenarios run side by side, it is just the third.
-    """
-    titles: dict[str, list[str]] = defaultdict(list)
-    for key in step_keys(spec):
-        in_loop = any(name.startswith("for-loop-") for name in key)
-        titles[key[-1]].append("" if in_loop else title_of(key, spec))
-    seen: dict[str, int] = defaultdict(int)
-    for node in nodes:
-        if node.name in titles and node.state not in _NOT_BEGUN:
-            seen[node.name] += 1
-            number = seen[node.name]
-            known = titles[node.name][number - 1] if number <= len(titles[node.name]) else ""
-            title = known or f"{node.name} ({number})"
-            yield Step(title, node.state, node.start, node.seconds, key=(node.name, str(number)))
+def _tries(path: Path) -> list[int]:
+    """The numbers of the tries in a path."""
+    return [int(part[1:-1]) for part in path if re.fullmatch(r"\(\d+\)", part)]
 
 
 def _mark_waiting(steps: list[Step], nodes: Sequence[Node]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from csc.pipelines.cluster.terminal import printable
 from csc.pipelines.cluster.workflow import Key
 
-__all__ = ["Spec", "loops", "pod_template", "step_keys", "title_of"]
+__all__ = ["Spec", "loops", "pod_template", "title_of"]
 
 Spec = Mapping[str, Any]  # both documents of a compiled pipeline: the pipeline's own keys, and `platforms`
 Task = Mapping[str, Any]  # one of `dag.tasks` in it
@@ -35,11 +35,6 @@ def title_of(key: Key, spec: Spec) -> str:
         elif task and name == key[-1]:
             parts.append(name)
     return printable(" · ".join(parts) or key[-1])
-
-
-def step_keys(spec: Spec) -> list[Key]:
-    """The keys of all steps, those of the second task before those of the tenth."""
-    return sorted(_steps_below(("root",), spec.get("root", {}), spec), key=_numbers)
 
 
 def loops(spec: Spec) -> Iterator[tuple[str, list[str]]]:
@@ -79,15 +74,6 @@ def _component(task: Task, spec: Spec) -> Any:
     return spec.get("components", {}).get(task.get("componentRef", {}).get("name"), {})
 
 
-def _steps_below(key: Key, component: Mapping[str, Any], spec: Spec) -> Iterator[Key]:
-    for name, task in component.get("dag", {}).get("tasks", {}).items():
-        inner = _component(task, spec)
-        if "dag" in inner:
-            yield from _steps_below((*key, name), inner, spec)
-        else:
-            yield (*key, name)
-
-
 def _turn(loop: Task, index: int) -> str:
     """What people call one turn of a study's loop: its method and seed."""
     try:
@@ -103,8 +89,3 @@ def _items(loop: Task) -> list[str]:
     except (ValueError, KeyError, TypeError):
         return []
     return [str(item) for item in items] if isinstance(items, list) else []
-
-
-def _numbers(key: Key) -> list[tuple[str, int]]:
-    found = (re.fullmatch(r"(.*?)(?:-(\d+))?", name) for name in key)
-    return [(name[1], int(name[2] or 0)) for name in found if name]

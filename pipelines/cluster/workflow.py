@@ -9,18 +9,11 @@ short names can make and looking for the results among the ids.
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
 
-from csc.pipelines.cluster.terminal import printable
+from csc.pipelines.cluster.answers import Node, Run
 
-if TYPE_CHECKING:
-    from kfp_server_api import V2beta1PipelineTaskDetail, V2beta1Run
-
-__all__ = ["DRIVER", "Key", "Node", "Path", "find_paths", "is_try", "key_of", "nodes_by_path", "nodes_of", "pod_name"]
-__all__ += ["seconds_between", "tries_of"]
+__all__ = ["DRIVER", "Key", "Path", "find_paths", "is_try", "key_of", "nodes_of", "own_path", "pod_name"]
 
 Path = tuple[str, ...]  # the parts of a node's path: the workflow's name, then ".name" and "(try)"
 Key = tuple[str, ...]  # the names in a path, without tries: ("root", "base-task", "train")
@@ -30,57 +23,13 @@ _TRY = re.compile(r"\(\d+\)")
 _LONGEST_PREFIX = 242  # of a pod's name, before the hash
 
 
-@dataclass(frozen=True)
-class Node:
-    """What the server lists: a node of the workflow, or an entry of its cache, which has no name."""
-
-    name: str
-    state: str
-    start: datetime | None
-    end: datetime | None
-    error: str
-    children: tuple[str, ...]  # ids of the nodes that come after it
-    cached: bool  # whether there is an entry of the cache
-
-    @property
-    def seconds(self) -> float:
-        """How long it took; 0 if it has not ended."""
-        return seconds_between(self.start, self.end)
-
-
-def nodes_of(run: "V2beta1Run") -> list[Node]:
+def nodes_of(run: Run) -> list[Node]:
     """What the server lists of a run, the oldest first, and last what has not begun."""
-    nodes = map(_node, (run.run_details.task_details or ()) if run.run_details else ())
-    return sorted(nodes, key=lambda node: (node.start is None, node.start))
+    return sorted(run.run_details.task_details or (), key=lambda node: (node.start is None, node.start))
 
 
-def _node(detail: "V2beta1PipelineTaskDetail") -> Node:
-    return Node(
-        detail.display_name or "",
-        detail.state or "",
-        _time(detail.start_time),
-        _time(detail.end_time),
-        printable(detail.error.message or "") if detail.error else "",
-        tuple(child.pod_name for child in detail.child_tasks or () if child.pod_name),
-        bool(detail.execution_id),
-    )
-
-
-def seconds_between(start: datetime | None, end: datetime | None) -> float:
-    """Seconds between two times of the server; 0 if one of them is not set."""
-    begin, finish = _time(start), _time(end)
-    return max(0.0, (finish - begin).total_seconds()) if begin and finish else 0.0
-
-
-def _time(time: datetime | None) -> datetime | None:
-    """A time, in UTC if it has no zone; none if it is not set, which the server writes as 1970 or as the year 1."""
-    if time is None or time.year <= 1970:
-        return None
-    return time if time.tzinfo else time.replace(tzinfo=UTC)
-
-
-def find_paths(nodes: Sequence[Node]) -> dict[str, Path]:
-    """The paths of all nodes that come after another one, by their ids; empty if the server gives no ids."""
+def find_paths(nodes: Iterable[Node]) -> dict[str, Path]:
+    """The paths of all nodes that come after another one, by their ids."""
     ids = {child for node in nodes for child in node.children}
     workflow = min(ids, default="").rpartition("-")[0]
     names = {f".{node.name}" for node in nodes if not re.search(r"\(\d+\)$", node.name)}
@@ -99,18 +48,15 @@ def find_paths(nodes: Sequence[Node]) -> dict[str, Path]:
     return found
 
 
-def nodes_by_path(nodes: Sequence[Node], paths: Mapping[str, Path]) -> dict[Path, Node]:
-    """The nodes whose own path follows from those of the nodes that come after them."""
-    return {path: node for node in nodes for path in itertools.islice(_own_path(node, paths), 1)}
-
-
-def _own_path(node: Node, paths: Mapping[str, Path]) -> Iterator[Path]:
+def own_path(node: Node, paths: Mapping[str, Path]) -> Path:
+    """The path of a node, which follows from those of the nodes that come after it; empty if there are none."""
     for child in node.children:
         path = paths.get(child, ())
         if path and _short(path[:-1]) == node.name:  # a try of it, or something inside it
-            yield path[:-1]
-        elif path and f"{path[-1]}{DRIVER}" == f".{node.name}":  # a driver comes before what it prepares
-            yield (*path[:-1], f".{node.name}")
+            return path[:-1]
+        if path and f"{path[-1]}{DRIVER}" == f".{node.name}":  # a driver comes before what it prepares
+            return (*path[:-1], f".{node.name}")
+    return ()
 
 
 def key_of(path: Path) -> Key:
@@ -121,11 +67,6 @@ def key_of(path: Path) -> Key:
 def is_try(path: Path) -> bool:
     """Whether a path is that of a single try."""
     return _TRY.fullmatch(path[-1]) is not None
-
-
-def tries_of(path: Path) -> list[int]:
-    """The numbers of the tries in a path."""
-    return [int(part[1:-1]) for part in path if _TRY.fullmatch(part)]
 
 
 def pod_name(path: Path, template: str) -> str:

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from csc.components.__main__ import source_of
-from csc.components.readme import NAMES
 from csc.data.ingest.digits import ingest_digits
 from csc.pipelines.local.runner import run_compiled
 from csc.pipelines.profile import read_profile
@@ -26,6 +25,7 @@ from csc.pipelines.window import Window
 from csc.scenario import Scenario
 from csc.study.cells import DataSource, cells
 from csc.study.spec import Row, Study
+from tests.golden.readme import NAMES
 from tests.kubeflow.driver import Driver, Step, StepFailed, read_package
 from tests.kubeflow.pod import SHELL, Pods, Start, forked, started
 from tests.kubeflow.recorded import RECORDED
@@ -34,7 +34,6 @@ from tests.kubeflow.values import is_of_type
 
 pytestmark = pytest.mark.xdist_group("kubeflow")  # the pipelines run once, for all tests here
 
-COMPONENTS = Path(__file__).parents[2] / "components"
 DIGITS, CLASSES = Scenario.parse("digits-b0c5"), 10
 VOLUME = "/mnt/csc"  # where the profile mounts what all pods share
 SETTINGS: dict[str, Any] = {
@@ -165,10 +164,6 @@ def steps(scenario: Run, window: Run, maps: Run, nodes: Run, study: Run) -> list
 def run(request: pytest.FixtureRequest) -> Run:
     found: Run = request.getfixturevalue(request.param)
     return found
-
-
-def test_the_components_are_those_that_the_project_lists():
-    assert {path.parent.name for path in COMPONENTS.glob("*/component.py")} == set(NAMES)
 
 
 @pytest.mark.parametrize("component", NAMES)

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from csc.components.image import CPU_IMAGE
-from csc.components.readme import NAMES
 from csc.data.ingest.digits import ingest_digits
 from csc.pipelines.profile import Profile
 from csc.pipelines.scenario import compile_pipeline
@@ -17,6 +16,7 @@ from csc.pipelines.window import Window
 from csc.scenario import Scenario
 from csc.study.cells import DataSource, cells
 from csc.study.spec import Row, Study
+from tests.golden.readme import NAMES
 from tests.image_environment import image_python
 from tests.kubeflow.driver import Driver, Output, Step, read_package
 from tests.kubeflow.pod import Pods, started

@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from csc.components.readme import readmes
 from csc.pipelines.profile import read_profile
 from csc.pipelines.scenario import compile_pipeline
 from csc.pipelines.window import Window
 from csc.scenario import CLASS_COUNTS, Scenario
+from tests.golden.readme import readmes
 
 GOLDEN: dict[str, dict[str, Any]] = {  # by file: settings that change the shape of a scenario's pipeline
     "digits-b0c2": {},

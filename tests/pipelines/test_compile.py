@@ -7,8 +7,8 @@ import pytest
 import yaml
 from google.protobuf import json_format
 
-from csc.components.readme import NAMES, readmes
 from csc.scenario import CLASS_COUNTS, PAPER_SCENARIOS
+from tests.golden.readme import NAMES, readmes
 from tests.golden.write import GOLDEN, compile_to, golden_path, scenario_of
 from tests.kfp_server import parse_strictly
 

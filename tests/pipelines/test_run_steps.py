@@ -3,16 +3,14 @@
 import copy
 import re
 from collections import Counter
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import kfp_server_api
 import pytest
 import yaml
 
 from csc.cli import main
-from csc.pipelines.cluster.steps import RunSteps, steps_of
+from csc.pipelines.cluster.steps import RunView, view_of
 from csc.pipelines.cluster.terminal import duration
 from csc.pipelines.scenario import compile_pipeline
 from csc.scenario import Scenario
@@ -39,18 +37,18 @@ def compiled(file: Path, on_cluster: bool) -> list[dict[str, Any]]:
     return list(yaml.load_all(file.read_text(), yaml.CSafeLoader))
 
 
-def shown(found: RunSteps) -> list[str]:
+def shown(found: RunView) -> list[str]:
     return [re.sub(" +", " ", str(step)) for step in found.steps]
 
 
-def moment(spec: dict[str, Any], scene: Scene, state: str = "RUNNING") -> RunSteps:
+def moment(spec: dict[str, Any], scene: Scene, state: str = "RUNNING") -> RunView:
     """The steps of a moment that no recording has."""
     details = Workflow(pipeline_tree(spec), WORKFLOW, scene).details()
-    return steps_of(as_run({"run_id": "r", "state": state, "run_details": {"task_details": details}}), spec)
+    return view_of(as_run({"run_id": "r", "state": state, "run_details": {"task_details": details}}), spec)
 
 
 def test_a_recorded_run_on_its_way(spec: dict[str, Any]):
-    found = steps_of(as_run(recorded("running")), spec)
+    found = view_of(as_run(recorded("running")), spec)
     assert shown(found) == [
         "ingest succeeded after 21 s",
         "task 1 · split-labels succeeded after 10 s",
@@ -63,7 +61,7 @@ def test_a_recorded_run_on_its_way(spec: dict[str, Any]):
 
 
 def test_a_recorded_run_that_failed(spec: dict[str, Any]):
-    found = steps_of(as_run(recorded("failed")), spec)
+    found = view_of(as_run(recorded("failed")), spec)
     assert shown(found) == [
         "ingest succeeded after 21 s",
         "task 1 · split-labels succeeded after 10 s",
@@ -81,7 +79,7 @@ def test_a_recorded_run_that_failed(spec: dict[str, Any]):
 
 
 def test_a_recorded_run_from_the_cache(spec: dict[str, Any]):
-    found = steps_of(as_run(recorded("cached")), spec)
+    found = view_of(as_run(recorded("cached")), spec)
     reused = [f"task {task} · {step} reused" for task in range(1, 6) for step in REUSED_TASK]
     assert shown(found) == ["ingest succeeded after 7 s", *reused, "report reused"]
     assert found.named
@@ -111,7 +109,7 @@ NAMED = [
 def test_a_recorded_run_over_1_mib_tells_what_is_known_and_how_many_more_there_are(
     spec: dict[str, Any], name: str, since: int
 ):
-    found = steps_of(as_run(recorded(name)), spec)
+    found = view_of(as_run(recorded(name)), spec)
     assert shown(found) == NAMED
     assert (found.named, found.unnamed) == (False, since)
     if name == "succeeded":
@@ -123,7 +121,7 @@ def test_a_run_that_ended_while_its_steps_still_run_is_over_1_mib_too(spec: dict
     answer["run_details"]["task_details"] = [
         detail for detail in answer["run_details"]["task_details"] if "execution_id" not in detail
     ]
-    found = steps_of(as_run(answer), spec)
+    found = view_of(as_run(answer), spec)
     assert (shown(found), found.named, found.unnamed, found.failed) == (NAMED, False, 0, None)
 
 
@@ -183,7 +181,7 @@ def test_of_a_node_that_is_listed_twice_the_newer_one_counts(spec: dict[str, Any
     again = failed | {"state": "RUNNING", "start_time": "2026-11-17T07:10:00Z", "end_time": "0001-01-01T00:00:00Z"}
     for place in (0, len(details)):
         answer["run_details"]["task_details"] = [*details[:place], again, *details[place:]]
-        assert shown(steps_of(as_run(answer | {"state": "RUNNING"}), spec))[-1] == "task 2 · train running"
+        assert shown(view_of(as_run(answer | {"state": "RUNNING"}), spec))[-1] == "task 2 · train running"
 
 
 def test_a_step_whose_driver_failed_has_failed(spec: dict[str, Any]):
@@ -191,7 +189,7 @@ def test_a_step_whose_driver_failed_has_failed(spec: dict[str, Any]):
     for detail in answer["run_details"]["task_details"]:
         if "register-driver" in detail.get("display_name", ""):
             detail |= {"state": "FAILED", "end_time": "2026-11-17T06:58:53Z"}
-    found = steps_of(as_run(answer), spec)
+    found = view_of(as_run(answer), spec)
     assert shown(found)[-1] == "task 1 · register failed after 30 s"
     assert found.failed is not None
     assert found.failed.pod.startswith("csc-digits-b0c2-mlsl7-system-container-driver-")
@@ -206,7 +204,7 @@ def test_a_cluster_without_tries_in_its_nodes_is_read_as_well(spec: dict[str, An
     """Older installations have no retry strategy for all templates."""
     details = Workflow(pipeline_tree(spec), WORKFLOW, scene, tries=False).details()
     assert not any("(0)" in detail.get("display_name", "") for detail in details)
-    found = steps_of(as_run({"run_id": "r", "state": "RUNNING", "run_details": {"task_details": details}}), spec)
+    found = view_of(as_run({"run_id": "r", "state": "RUNNING", "run_details": {"task_details": details}}), spec)
     with_tries = moment(spec, scene)
     assert shown(found) == shown(with_tries)
     assert [bool(step.pod) for step in found.steps] == [bool(step.pod) for step in with_tries.steps]
@@ -246,7 +244,7 @@ def test_the_steps_of_a_study_tell_their_run(tmp_path: Path, monkeypatch: pytest
 
 
 def test_without_its_pipeline_steps_are_called_by_their_names_in_the_workflow():
-    found = steps_of(as_run(recorded("failed")), {})
+    found = view_of(as_run(recorded("failed")), {})
     assert shown(found)[0] == "ingest succeeded after 21 s"
     assert shown(found)[-1] == "incremental-task · train failed after 81 s"
 
@@ -256,53 +254,18 @@ def test_pods_of_steps_with_retries_or_labels_have_other_names(documents: list[d
     train = spec["components"]["comp-incremental-task"]["dag"]["tasks"]["train"]
     run = as_run(recorded("failed"))
     train["retryPolicy"] = {"maxRetryCount": 3}
-    assert "-mlsl7-retry-system-container-impl-666018923" in steps_of(run, spec).steps[-1].pod
+    assert "-mlsl7-retry-system-container-impl-666018923" in view_of(run, spec).steps[-1].pod
     label = spec["components"][train["componentRef"]["name"]]["executorLabel"]
     executors = {label: {"podMetadata": {"labels": {"a": "b", "c": "d"}}}}
     spec["platforms"] = {"kubernetes": {"deploymentSpec": {"executors": executors}}}
-    assert "-metadata-0-2-retry-system-container-impl-666018923" in steps_of(run, spec).steps[-1].pod
-
-
-def test_a_server_that_gives_no_ids_is_read_by_the_order_of_its_steps(spec: dict[str, Any]):
-    answer = recorded("failed")
-    for detail in answer["run_details"]["task_details"]:
-        detail.pop("child_tasks", None)
-    assert shown(steps_of(as_run(answer), spec)) == shown(steps_of(as_run(recorded("failed")), spec))
-
-
-def test_steps_that_run_side_by_side_are_counted_without_a_task():
-    def task(component: str) -> dict[str, Any]:
-        return {"componentRef": {"name": component}, "taskInfo": {"name": component}}
-
-    spec = {
-        "root": {"dag": {"tasks": {"for-loop-1": task("loop"), "collect": task("step")}}},
-        "components": {
-            "loop": {"dag": {"tasks": {"scenario": task("scenario")}}},
-            "scenario": {"dag": {"tasks": {"train": task("step")}}},
-            "step": {"executorLabel": "some"},
-        },
-    }
-    details = [
-        kfp_server_api.V2beta1PipelineTaskDetail(
-            display_name=name, state=state, start_time=datetime(2026, 1, day, tzinfo=UTC)
-        )
-        for name, state, day in [
-            ("collect", "PENDING", 4),
-            ("train", "RUNNING", 3),
-            ("scenario", "RUNNING", 1),
-            ("train-driver", "SUCCEEDED", 1),
-            ("train", "SUCCEEDED", 2),
-        ]
-    ]
-    run = kfp_server_api.V2beta1Run(run_details=kfp_server_api.V2beta1RunDetails(task_details=details))
-    found = [(step.title, step.state) for step in steps_of(run, spec).steps]
-    assert found == [("train (1)", "SUCCEEDED"), ("train (2)", "RUNNING"), ("collect", "PENDING")]
+    assert "-metadata-0-2-retry-system-container-impl-666018923" in view_of(run, spec).steps[-1].pod
 
 
 @pytest.mark.parametrize("details", [None, []])
 def test_a_run_that_has_just_been_made_has_no_steps(spec: dict[str, Any], details: Any):
-    assert steps_of(as_run({"run_id": "r", "run_details": {"task_details": details}}), spec) == RunSteps()
-    assert steps_of(as_run({"run_id": "r"}), spec) == RunSteps()
+    for answer in ({"run_id": "r", "run_details": {"task_details": details}}, {"run_id": "r"}):
+        found = view_of(as_run(answer), spec)
+        assert (found.steps, found.named, found.unnamed) == ([], True, 0)
 
 
 @pytest.mark.parametrize(

@@ -304,7 +304,7 @@ def test_an_endpoint_that_cannot_be_reached_is_one_clear_line(csc, monkeypatch, 
 
 
 def test_a_server_that_takes_connections_and_never_answers(csc, monkeypatch):
-    monkeypatch.setattr(endpoint, "_TIMEOUT", (1, 0.2))
+    monkeypatch.setattr(endpoint, "ANSWER_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         code, _, error = csc("status", "some-run", "--host", f"http://127.0.0.1:{silent.getsockname()[1]}")
     assert code == 2
@@ -345,10 +345,7 @@ def test_data_must_be_known(server, csc, tmp_path):
     assert "--data is missing, and the profile has no storage.data" in csc(*submit(server))[2]
     error = csc(*submit(server, "--data", "/mnt/nowhere", scenario="mine-b0c2"))[2]
     assert "/mnt/nowhere" in error
-    assert (
-        "--data work/digits: expected a place that the cluster knows"
-        in csc(*submit(server, "--data", "work/digits"))[2]
-    )
+    assert "--data work/digits: expected what the cluster knows" in csc(*submit(server, "--data", "work/digits"))[2]
     assert server.calls == []
 
 
@@ -406,7 +403,7 @@ def test_a_study_too_large_for_a_cluster_is_several_runs_of_one_pipeline(server,
 @pytest.mark.parametrize(
     ("words", "right"),
     [
-        (("--data", "data/digits"), "--data data/digits: expected a place that the cluster knows"),
+        (("--data", "data/digits"), "--data data/digits: expected what the cluster knows"),
         (("--profile", "kubeflow"), "images.cpu is an example"),
         (("--methods", "nobody"), "nobody"),
     ],

@@ -18,7 +18,7 @@ from csc.config import methods, resolve
 from csc.data.dataset import Dataset
 from csc.data.ingest import digits
 from csc.data.ingest.coco import COCO_CLASSES, ingest_coco
-from csc.data.ingest.resume import Output
+from csc.data.ingest.output import Output
 from csc.data.ingest.writer import WriteOptions
 from csc.errors import BadData, BadScenario
 from csc.scenario import PAPER_SCENARIOS, Scenario

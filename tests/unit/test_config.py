@@ -183,8 +183,8 @@ def test_a_run_has_no_setting_that_its_method_and_head_do_not_read():
         groups = {key.partition(".")[0] for key in resolve("voc", {"method": method}).flat() if "." in key}
         shared = {"backbone", "input", "features", "train", "loss", "max_entropy", "release_quirks"}
         memory = {"memory"} if kind.memory_settings else set()
-        head = {HEADS[kind.heads[0]].group} - {""}
-        assert groups == shared | memory | head | set(kind.own_settings), method
+        own = {*kind.own_settings, HEADS[kind.heads[0]].settings} - {None}
+        assert groups == shared | memory | {type_.__name__.lower() for type_ in own}, method
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,8 @@ from pathlib import PurePosixPath
 
 from csc.data.dataset import Dataset
 from csc.data.ingest.coco_annotations import Annotations, read_annotations
-from csc.data.ingest.shards import SourceImages
-from csc.data.ingest.skip import without_broken
 from csc.data.ingest.source import Source
-from csc.data.ingest.writer import DEFAULTS, WriteOptions, write_dataset
+from csc.data.ingest.writer import DEFAULTS, Annotated, WriteOptions, write_source
 from csc.errors import BadData
 
 __all__ = ["COCO_CLASSES", "ingest_coco", "ingest_coco2014"]
@@ -48,11 +46,7 @@ def ingest_coco2014(
 ) -> Dataset:
     """Write MS-COCO 2014 as the data set `coco`: train = train2014, test = val2014.
 
-    Args:
-        source: folder, zip or `s3://` address with `train2014/`, `val2014/` and
-            `annotations/instances_{train,val}2014.json`.
-        out: folder or `s3://` prefix of the data set.
-        options: how it is written.
+    The source has `train2014/`, `val2014/` and `annotations/instances_{train,val}2014.json`.
     """
     with Source(source) as files:
         root = _root(files)
@@ -65,14 +59,8 @@ def ingest_coco2014(
                 )
         train, test = (read_annotations(files, root, name, split) for split, name in _COCO2014.items())
         for item in (train, test):
-            _check_same(
-                files.where(item.file),
-                item.categories,
-                COCO_CLASSES,
-                "the 80 of COCO 2014",
-                "use 'csc ingest coco' for another set",
-            )
-        return _write(train, test, files, out, "coco", "coco2014", options)
+            _check_same(item, COCO_CLASSES, files, "the 80 of COCO 2014", "use 'csc ingest coco' for another set")
+        return write_source(out, "coco", files, _annotated(train, test, "coco2014"), options)
 
 
 def ingest_coco(
@@ -100,14 +88,8 @@ def ingest_coco(
         root = _root(files)
         names = {split: _annotation_file(files, root / "annotations", split) for split in _ACCEPTED}
         train, test = (read_annotations(files, root, name, split) for split, name in names.items())
-        _check_same(
-            files.where(test.file),
-            test.categories,
-            train.categories,
-            f"those of {train.file.name}",
-            "give both files the same names",
-        )
-        return _write(train, test, files, out, name, "coco", options)
+        _check_same(test, train.categories, files, f"those of {train.file.name}", "give both files the same names")
+        return write_source(out, name, files, _annotated(train, test, "coco"), options)
 
 
 def _root(files: Source) -> PurePosixPath:
@@ -133,34 +115,15 @@ def _annotation_file(files: Source, folder: PurePosixPath, split: str) -> str:
     return found[0]
 
 
-def _check_same(where: str, categories: Sequence[str], expected: Sequence[str], whose: str, advice: str) -> None:
+def _check_same(item: Annotations, expected: Sequence[str], files: Source, whose: str, advice: str) -> None:
     """Refuse categories that are not the expected ones; name the first few on either side."""
-    if set(categories) != set(expected):
-        missing, extra = sorted(set(expected) - set(categories)), sorted(set(categories) - set(expected))
+    known, found = set(expected), set(item.categories)
+    missing, extra = sorted(known - found), sorted(found - known)
+    if missing or extra:
         sides = [f"{word}: {', '.join(names[:3])}" for word, names in (("missing", missing), ("extra", extra)) if names]
-        raise BadData(f"{where}: categories differ from {whose} ({'; '.join(sides)}); {advice}")
+        raise BadData(f"{files.where(item.file)}: categories differ from {whose} ({'; '.join(sides)}); {advice}")
 
 
-def _write(
-    train: Annotations,
-    test: Annotations,
-    files: Source,
-    out: str | os.PathLike[str],
-    name: str,
-    kind: str,
-    options: WriteOptions,
-) -> Dataset:
-    images = SourceImages(files, options.short_side)
-    listing, skipped = [*train.listing, *test.listing], list[str]()
-    if options.skip_bad:
-        listing, skipped = without_broken(listing, images, options)
-    record = {
-        "kind": kind,
-        "files": {item.file.name: item.sha256 for item in (train, test)},
-        **({"skipped": skipped} if skipped else {}),
-        **images.record,
-    }
-    classes, state = train.categories, images.state
-    return write_dataset(
-        out, name, classes, listing, images, record, difficult_is_member=True, state=state, options=options
-    )
+def _annotated(train: Annotations, test: Annotations, kind: str) -> Annotated:
+    record = {"kind": kind, "files": {item.file.name: item.sha256 for item in (train, test)}}
+    return Annotated(train.categories, [*train.listing, *test.listing], record, difficult_is_member=True)

@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 
 import msgspec
 
-from csc.data.ingest.shards import Listed
+from csc.data.ingest.images import Listed
 from csc.data.ingest.source import Source
 from csc.errors import BadData
 
@@ -77,7 +77,6 @@ def read_annotations(files: Source, root: PurePosixPath, name: str, split: str) 
         labels, crowds = ordinary[image.id], crowded.get(image.id, set())
         classes = tuple(sorted(labels)), tuple(sorted(crowds - labels))
         listing.append(Listed(f"{split}-{image.id:012d}", split, *classes, image_files[image.id]))
-    listing.sort()  # by the text of the id, which differs from the order of numbers above twelve digits
     return Annotations(file, sha256, tuple(sorted(category.name for category in tables.categories)), tuple(listing))
 
 

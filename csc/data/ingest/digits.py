@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from csc.data.dataset import SPLITS, Dataset
+from csc.data.ingest.images import Encoded, Listed
 from csc.data.ingest.repair import is_undamaged
-from csc.data.ingest.shards import Encoded, Listed
 from csc.data.ingest.writer import DEFAULTS, WriteOptions, write_dataset
 from csc.errors import BadConfig, BadData
 from csc.storage import exists, join

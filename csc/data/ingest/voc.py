@@ -14,10 +14,9 @@ import xml.etree.ElementTree as ET
 from pathlib import PurePosixPath
 
 from csc.data.dataset import Dataset
-from csc.data.ingest.shards import Listed, SourceImages, read_ahead
-from csc.data.ingest.skip import without_broken
+from csc.data.ingest.images import Listed, read_ahead
 from csc.data.ingest.source import Source
-from csc.data.ingest.writer import DEFAULTS, WriteOptions, write_dataset
+from csc.data.ingest.writer import DEFAULTS, Annotated, WriteOptions, write_source
 from csc.errors import BadData
 
 __all__ = ["VOC_CLASSES", "ingest_voc2007"]
@@ -37,12 +36,8 @@ def ingest_voc2007(
     """Write PASCAL VOC 2007 as the data set `voc`.
 
     All lists and annotations are checked before anything is written; images are then read one by one.
-    The width and height of an image are those of the JPEG; the XML's are not read.
-
-    Args:
-        source: folder, zip or `s3://` address that is, or contains, `VOCdevkit` or `VOC2007`.
-        out: folder or `s3://` prefix of the data set.
-        options: how it is written; `skip_bad` also leaves out images with unusable annotations.
+    The width and height of an image are those of the JPEG; the XML's are not read. `skip_bad` also leaves out images
+    with unusable annotations.
     """
     with Source(source) as files:
         root = _root(files)
@@ -55,18 +50,12 @@ def ingest_voc2007(
                 "an image belongs to one of the two"
             )
         listing, digest, skipped = _read_annotations(files, root, ids, options.skip_bad)
-        images = SourceImages(files, options.short_side)
-        if options.skip_bad:
-            listing, broken = without_broken(listing, images, options)
-            skipped = sorted({*skipped, *broken})
         record = {
             "kind": "voc2007",
             "files": {name.name: hashlib.sha256(files.read(name)).hexdigest() for name in lists.values()},
             "annotations_sha256": digest,
-            **({"skipped": skipped} if skipped else {}),
-            **images.record,
         }
-        return write_dataset(out, "voc", VOC_CLASSES, listing, images, record, state=images.state, options=options)
+        return write_source(out, "voc", files, Annotated(VOC_CLASSES, listing, record, skipped=skipped), options)
 
 
 def _root(files: Source) -> PurePosixPath:
@@ -114,7 +103,7 @@ def _read_annotations(
     """List the images with their classes; return it, the SHA-256 over all annotations, and the ids left out."""
     splits = [(image_id, split) for split, image_ids in ids.items() for image_id in image_ids]
     names = [_names(files, root, image_id, _LISTS[split]) for image_id, split in splits]
-    contents = read_ahead(files, [annotation for annotation, _ in names])
+    contents = read_ahead(files.read, [annotation for annotation, _ in names], files)
     digest = hashlib.sha256()
     listing, skipped = [], []
     for (image_id, split), (annotation, image), content in zip(splits, names, contents, strict=True):

@@ -8,7 +8,7 @@ from csc.data.loading import evaluation_batches
 from csc.errors import CscError
 from csc.methods import registered
 from csc.nets.correlation import statistical_cm
-from csc.nets.growth import grown_parameters
+from csc.nets.head import grown_parameters
 from csc.training.loop import Trainer
 from csc.training.optimiser import save_moments
 from tests.unit.training.bench import (

@@ -7,29 +7,19 @@ from pathlib import Path
 
 from kfp.dsl.base_component import BaseComponent
 
+import csc.components
+
 __all__ = ["NAMES", "readmes"]
 
-NAMES = (
-    "ingest",
-    "embed",
-    "prior",
-    "split_labels",
-    "build_dataset",
-    "train",
-    "train_on_nodes",
-    "evaluate",
-    "register",
-    "report",
-    "collect",
-    "finish",
-)
+FOLDER = Path(csc.components.__file__).parent
+NAMES = sorted(path.parent.name for path in FOLDER.glob("*/component.py"))
 
 
 def readmes() -> Iterator[tuple[Path, str]]:
     """File and content of every component's README."""
     for name in NAMES:
         module = import_module(f"csc.components.{name}.component")
-        file = Path(__file__).parent / name / "README.md"
+        file = FOLDER / name / "README.md"
         yield file, _render(getattr(module, name), module.__doc__ or "")
 
 
