@@ -7,6 +7,7 @@ from csc.report.page import render
 from csc.report.table import markdown_table, text_table
 from csc.retry import with_retries
 from csc.storage import write_bytes
+from csc.tracking.evidence import fetch_evidence
 from csc.tracking.notes import run_note
 from csc.tracking.runs import finish_scenario
 
@@ -21,7 +22,7 @@ def report(registered: str, page_out: str, table_out: str) -> str:
     note.
     """
     final = RegisteredTask.read(registered)
-    page, table = render(final.run), markdown_table(final.run)
+    page, table = render(final.run, fetch_evidence(final.model.parent_run_id)), markdown_table(final.run)
     write_bytes(page_out, page.encode())
     write_bytes(table_out, table.encode())
     files = {"report.html": page, "results.json": json.dumps(final.to_plain(), indent=1)}
