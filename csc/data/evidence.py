@@ -73,6 +73,7 @@ class TaskFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         task: number, from 1.
         classes: seen so far, those of earlier tasks first.
         old: how many are of earlier tasks.
+        threshold: a label is predicted when its confidence is above.
         settings: that differ from the method's defaults, as JSON.
         data: uri of the data set.
         packages: versions of what the model needs.
@@ -90,6 +91,7 @@ class TaskFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     task: int
     classes: list[str]
     old: int
+    threshold: float
     settings: str
     data: str
     packages: dict[str, str]
@@ -133,7 +135,9 @@ def read_evidence(path: str | Path) -> Evidence:
     try:
         table = pq.ParquetFile(path).read()
         facts = msgspec.json.decode(table.schema.metadata[_METADATA_KEY], type=TaskFacts)
-        sights = tuple(Sight(**row) for row in table.cast(SIGHTS).to_pylist())
+        if not table.schema.equals(SIGHTS):
+            raise ValueError(f"columns {', '.join(table.column_names)}")
+        sights = tuple(Sight(**row) for row in table.to_pylist())
     except (OSError, pa.ArrowException, LookupError, TypeError, ValueError) as error:
         reason = (str(error).splitlines() or [""])[0]
         raise BadData(f"{path}: not the evidence of a task ({reason}); make it with the evaluate step") from None

@@ -28,15 +28,15 @@ __all__ = ["class_activation_maps"]
 
 
 def class_activation_maps(network: Network, images: Tensor) -> Tensor:
-    """What the network gets, uint8 images or cached maps, to maps (B, classes, h, w) from 0 to 1, each with a 1."""
+    """What the network gets, uint8 images or cached maps, to maps (B, classes, h, w), each from 0 to 1."""
     if isinstance(network.backbone, PromptedBackbone):
         with _attention(network.backbone.net) as weights:
             classes = network(images).shape[1]
         found = rollout(network.backbone, weights).unsqueeze(1).expand(-1, classes, -1, -1)
     else:
         found = maps_of(network.head, network.features(images))
-    found = found.float().clamp(min=0)
-    return found / found.amax(dim=(2, 3), keepdim=True).clamp(min=torch.finfo(found.dtype).tiny)
+    low, high = (bound(found.float(), dim=(2, 3), keepdim=True) for bound in (torch.amin, torch.amax))
+    return (found - low) / (high - low).clamp(min=torch.finfo(torch.float32).tiny)
 
 
 @singledispatch

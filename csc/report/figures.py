@@ -182,7 +182,7 @@ def precision_recall_bars(run: Run, width: float = WIDTH) -> str:
     """Draw precision next to recall after each task, as a mean over classes (CP, CR) and over all labels (OP, OR)."""
     middle = width / 2
     sides = (
-        [(46.0, middle - 30, 62.0), (middle + 24, width, 62.0)] if width > 600 else [(40, width, 62), (40, width, 356)]
+        [(46.0, middle - 30, 62.0), (middle + 24, width, 62.0)] if width > 600 else [(46, width, 62), (46, width, 356)]
     )
     marks = legend(sides[0][0], {"first": "precision", "second": "recall"})
     for (left, right, top), (precision, recall, what) in zip(sides, _MEANS, strict=True):
@@ -190,7 +190,7 @@ def precision_recall_bars(run: Run, width: float = WIDTH) -> str:
         gap = run.last.metrics[recall] - run.last.metrics[precision]
         marks.append(label(left, top - 20, f"{precision}, {recall}: {what}", "strong"))
         at_the_end = f"{recall} − {precision} at the end: {gap:+.1f}".replace("-", "−")
-        marks.append(label(right, top - 20, at_the_end, "muted", "end"))
+        marks.append(label(right, top - (20 if width > 600 else 6), at_the_end, "muted", "end"))
         marks.append(percent_grid(left, right, top, bottom))
         slot = (right - left) / len(run.tasks)
         thick, apart = min(22.0, slot * 0.38), min(1.0, slot * 0.05)

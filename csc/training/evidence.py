@@ -190,6 +190,7 @@ def _facts(
         task=card.task,
         classes=list(card.classes),
         old=old,
+        threshold=card.settings().threshold,
         settings=differences(Scenario.parse(card.scenario).dataset, card.settings()),
         data=view.images.removesuffix("/images"),
         packages=training.packages,
