@@ -83,6 +83,7 @@ def _task_steps(
         metrics=scored.outputs["metrics"],
         test_view=views.outputs["test_view"],
         evidence=scored.outputs["evidence"],
+        scores=scored.outputs["scores"],
         **prior,
     )
     for step in (split, views, registered):

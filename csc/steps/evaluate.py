@@ -33,7 +33,7 @@ def evaluate(
         scores_out: file to write.
         metrics_out: file to write.
         prior: `registered.json` of the task before, for what the model has forgotten since.
-        features: place of cached feature maps, from `embed`; the head then reads them instead of images.
+        features: uri of cached feature maps, from `embed`; the head then reads them instead of images.
         evidence_out: file to write, with what a page shows of the model; none if empty.
     """
     from csc.distributed.launch import processes_for, run
@@ -42,17 +42,27 @@ def evaluate(
     if view.classes != card.classes:
         raise BadModel(f"{model}: knows other classes than {test_view}; both must be of the same task")
     processes = processes_for(card.settings().train.processes, exactly=False)
-    place = {"model": model, "test_view": test_view, "scores_out": scores_out, "features": features}
+    files = {"model": model, "test_view": test_view, "scores_out": scores_out, "features": features}
     started = time.monotonic()
     if processes > 1:
-        run(score, place, processes)
+        run(score, files, processes)
     else:
-        score(**place)
+        score(**files)
     seconds = time.monotonic() - started
     scores = Scores.read(scores_out)
     best_ap = RegisteredTask.read(prior).run.last.metrics.best_AP if prior else {}
-    threshold = card.settings().threshold
-    numbers = Metrics(**metrics.evaluate(scores.confidences, scores.targets, view.classes, threshold, best_ap))
+    numbers = Metrics(
+        **metrics.evaluate(
+            scores.confidences,
+            scores.targets,
+            view.classes,
+            card.settings().threshold,
+            best_ap,
+            old=len(card.classes) - len(card.new),
+            temperature=card.temperature,
+            thresholds=card.thresholds,
+        )
+    )
     numbers.write(metrics_out)
     if evidence_out:
         from csc.training.evidence import gather_evidence
