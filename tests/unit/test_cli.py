@@ -358,7 +358,7 @@ def test_a_missing_extra_is_one_line_that_names_it(capsys: pytest.CaptureFixture
         monkeypatch.delitem(sys.modules, name)
     assert cli.main(["compile", "voc-b0c4", "-o", "v.yaml"]) == 2
     error = capsys.readouterr().err
-    assert error == "csc: kfp is not installed; run: pip install 'csc-mlcil[pipelines]', or [all] for everything\n"
+    assert error == "csc: not installed: kfp; run: pip install 'csc-mlcil[pipelines]', or [all] for everything\n"
 
 
 def test_ui_refuses_a_port_that_is_taken(place: Path, capsys: pytest.CaptureFixture[str]):
