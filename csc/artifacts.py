@@ -219,6 +219,7 @@ class Run(_Contract, frozen=True):
         code_version: of this library.
         tasks: the finished tasks, at least one.
         held_out: not 0 if it was tested on held-out training images, of so many images one.
+        data_note: in what the data set is not the benchmark whose name it has, so that nobody takes it for that.
     """
 
     scenario: str
@@ -229,6 +230,7 @@ class Run(_Contract, frozen=True):
     code_version: str
     tasks: tuple[TaskResult, ...]
     held_out: int = 0
+    data_note: str = ""
 
     def __post_init__(self) -> None:
         if not self.tasks:

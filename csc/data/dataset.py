@@ -9,13 +9,14 @@
 which only asks for the classes starts at once.
 """
 
+import hashlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from csc.errors import BadData
+from csc.errors import BadData, Unavailable
 from csc.storage import exists, is_remote, join, local_path, read_bytes, read_json
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class Dataset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fingerprint: str
     source: dict[str, Any]
     difficult_is_member: bool
+    labels_sha256: str = ""  # of labels.parquet
 
     @classmethod
     def open(cls, uri: str | Path) -> "Dataset":
@@ -71,8 +73,12 @@ class Dataset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         from csc.data.columns import LABELS
 
         file = join(self.uri, "labels.parquet")
-        content = pa.BufferReader(read_bytes(file)) if is_remote(file) else file
         try:
-            return pq.ParquetFile(content).read().cast(LABELS)
-        except (OSError, ValueError, pa.ArrowException) as error:
-            raise BadData(f"{file}: not readable ({error}); ingest the data set again") from None
+            content = read_bytes(file)
+            if self.labels_sha256 and hashlib.sha256(content).hexdigest() != self.labels_sha256:
+                raise ValueError("its bytes are not those that were written")
+            return pq.ParquetFile(pa.BufferReader(content)).read().cast(LABELS)
+        except Unavailable:
+            raise
+        except (BadData, OSError, ValueError, pa.ArrowException) as error:
+            raise BadData(f"{file}: not readable ({error}); remove {self.uri} and ingest again") from None
