@@ -12,11 +12,11 @@ which only asks for the classes starts at once.
 import hashlib
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from csc.errors import BadData, Unavailable
+from csc.errors import BadData
 from csc.storage import exists, is_remote, join, local_path, read_bytes, read_json
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Dataset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     uri: str
     name: str
     classes: tuple[str, ...]
-    splits: dict[str, dict[str, int]]
+    splits: dict[str, dict[str, Annotated[int, msgspec.Meta(ge=0)]]]
     fingerprint: str
     source: dict[str, Any]
     difficult_is_member: bool
@@ -47,13 +47,21 @@ class Dataset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not exists(card):
             raise BadData(f"{uri}: not a data set (no dataset.json); make one with 'csc ingest … --out {uri}'")
         info = read_json(card)
+        if not isinstance(info, dict):
+            raise BadData(f"{card}: expected an object with name, classes, splits, fingerprint, source")
         try:
             dataset = msgspec.convert({**info, "uri": uri}, cls)
-            for split in SPLITS:
-                dataset.splits[split]["images"]
-        except (KeyError, TypeError, msgspec.ValidationError) as error:
+            dataset._check()
+        except (KeyError, TypeError, ValueError) as error:
             raise BadData(f"{card}: wrong or missing key ({error}); ingest the data set again") from None
         return dataset
+
+    def _check(self) -> None:
+        """Raise an error for what the types do not tell."""
+        for split in SPLITS:
+            self.splits[split]["images"]
+        if not self.classes or len(set(self.classes)) < len(self.classes):
+            raise ValueError("classes is empty or has a name twice")
 
     @property
     def path(self) -> Path:
@@ -70,15 +78,15 @@ class Dataset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        from csc.data.columns import LABELS
+        from csc.data.columns import LABELS, check_positions
 
         file = join(self.uri, "labels.parquet")
+        content = read_bytes(file)
         try:
-            content = read_bytes(file)
             if self.labels_sha256 and hashlib.sha256(content).hexdigest() != self.labels_sha256:
                 raise ValueError("its bytes are not those that were written")
-            return pq.ParquetFile(pa.BufferReader(content)).read().cast(LABELS)
-        except Unavailable:
-            raise
-        except (BadData, OSError, ValueError, pa.ArrowException) as error:
+            table = pq.ParquetFile(pa.BufferReader(content)).read().cast(LABELS)
+            check_positions(table)
+            return table
+        except (OSError, ValueError, pa.ArrowException) as error:
             raise BadData(f"{file}: not readable ({error}); remove {self.uri} and ingest again") from None

@@ -3,7 +3,7 @@
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import pyarrow as pa
@@ -14,14 +14,15 @@ from csc.storage import is_remote, join, read_json, sha256_file
 
 __all__ = ["FORMATS", "ImageShards", "IndexEntry", "ShardFiles", "read_index"]
 
+INGEST_AGAIN = "run the same csc ingest again, it writes damaged shards again"
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")  # that are decoded; others may start programs
 
 
 class IndexEntry(msgspec.Struct, frozen=True):
     """What `index.json` says of one shard next to it."""
 
-    rows: int
-    bytes: int
+    rows: Annotated[int, msgspec.Meta(ge=0)]
+    bytes: Annotated[int, msgspec.Meta(ge=0)]
     sha256: str
 
 
@@ -134,11 +135,14 @@ class ImageShards:
     """Random access to the encoded images of a data set, from any number of threads and processes."""
 
     def __init__(self, images: str | Path) -> None:
-        self._files = ShardFiles(images, "jpeg", "run the same csc ingest again, it writes damaged shards again")
+        self._files = ShardFiles(images, "jpeg", INGEST_AGAIN)
 
     def jpeg(self, shard: int, row: int) -> memoryview:
         """The encoded bytes of one image, without a copy."""
-        return memoryview(self._files.column(shard)[row].as_buffer())
+        try:
+            return memoryview(self._files.column(shard)[row].as_buffer())
+        except (IndexError, TypeError, AttributeError):
+            raise BadData(f"{self.where(shard, row)}: no image; {INGEST_AGAIN}") from None
 
     def where(self, shard: int, row: int) -> str:
         """How an error names an image."""

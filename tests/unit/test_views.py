@@ -413,7 +413,7 @@ def test_a_view_survives_being_written_and_read(images: str, tmp_path: Path):
 
 ROWS: dict[str, tuple[dict[str, object], str]] = {
     "null shard": ({"shard": [None]}, "a value is missing"),
-    "negative row": ({"row": [-1]}, "a shard, row or label is negative"),
+    "negative row": ({"row": [-1]}, "a negative row"),
     "unknown label": ({"labels": [[2]]}, "a label is not one of the 2 classes"),
     "null label": ({"labels": [[None]]}, "a value is missing"),
 }

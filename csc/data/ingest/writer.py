@@ -302,6 +302,8 @@ def _checked(listing: Iterable[Listed], classes: Sequence[str]) -> tuple[Listed,
     """Return a listing by split and id, with sorted labels, each once; refuse one with an unusable class."""
     known, seen, rows = set(classes), set[str](), list[Listed]()
     for row in sorted(listing, key=lambda row: (SPLITS.index(row.split), row.image_id)):
+        if not row.image_id.isprintable():
+            raise BadData(f"image {row.image_id!a}: its name cannot be written in one line; rename the file")
         if row.image_id in seen:
             raise BadData(f"image {row.image_id}: id appears twice; every image needs an id of its own")
         unknown = {*row.labels, *row.difficult} - known
