@@ -6,7 +6,9 @@ __all__ = [
     "BadModel",
     "BadScenario",
     "CscError",
+    "NotFinite",
     "StoreUnavailable",
+    "Terminated",
     "TrackingError",
     "TrackingUnavailable",
     "Unavailable",
@@ -40,6 +42,10 @@ class BadModel(CscError):
     """A model folder, weights file or registered model that cannot be used."""
 
 
+class NotFinite(CscError):
+    """Training whose loss or gradient is no longer a number."""
+
+
 class TrackingError(CscError):
     """The tracking server or registry refused or did not answer."""
 
@@ -57,6 +63,10 @@ class StoreUnavailable(Unavailable, BadData):
 
 class TrackingUnavailable(Unavailable, TrackingError):
     """A tracking server, or the store of its models, that does not answer or answers only with errors of its own."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: like Ctrl-C, but from a program; what is finished is kept, and the same command resumes."""
 
 
 def resumable_error(reason: object) -> CscError:

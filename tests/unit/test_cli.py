@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import yaml
 from PIL import Image
 
 from csc import cli
-from csc.cli import scenarios
+from csc.cli import lists
 from csc.config import methods, resolve
 from csc.data.dataset import Dataset
 from csc.data.ingest import digits
@@ -70,6 +71,10 @@ RUN: list[tuple[str, tuple[str, ...]]] = [
     ("run animals-b5c1 --data animals", ("'animals-b5c1'", "5 classes", "has 4")),
     ("run voc-b0c4", ("voc-b0c4", "--data is missing", "csc ingest")),
     ("run mine-b0c4", ("mine-b0c4", "--data is missing")),
+    ("run digts-b0c2", ("--data is missing", "did you mean digits-b0c2?")),
+    ("run coca-b0c10", ("--data is missing", "did you mean coco-b0c10?")),
+    ("run digits-b0c2 --set backbone.name=resnet999", ("backbone.name=resnet999", "did you mean")),
+    ("run digits-b0c2 --set init=nowhere.safetensors", ("init=nowhere.safetensors", "no such file")),
     ("run mine-b0c4 --data nowhere", ("nowhere", "data set")),
     ("run mine-b0c4 --data empty", ("empty", "data set")),
     ("run mine-b0c4 --data file", ("file", "data set")),
@@ -104,6 +109,7 @@ COMPILE: list[tuple[str, tuple[str, ...]]] = [
     ("compile voc-b0c4 -o v.json", ("v.json", ".yaml")),
     ("compile voc-b0c4 -o v", ("-o v", ".yaml")),
     ("compile mine-b0c4 -o v.yaml", ("'mine'", "--data")),
+    ("compile coco2-b0c10 -o v.yaml", ("'coco2'", "--data", "did you mean coco-b0c10?")),
     ("compile mine-b0c4 -o v.yaml --data nowhere", ("nowhere", "data set")),
     ("compile mine-b0c4 -o v.yaml --data gs://bucket/set", ("gs://bucket/set", "s3://bucket/prefix")),
     ("compile digits-b0c5 -o file/v.yaml", ("cannot write", "file/v.yaml")),
@@ -146,7 +152,12 @@ INGEST: list[tuple[str, tuple[str, ...]]] = [
 USE: list[tuple[str, tuple[str, ...]]] = [
     ("predict no-model nowhere.jpg", ("nowhere.jpg", "no such image file")),
     ("predict no-model a.jpg nowhere.jpg", ("nowhere.jpg", "no such image file")),
-    ("predict no-model empty", ("empty", "no such image file")),
+    ("predict no-model empty", ("empty", "no image files")),
+    ("predict no-model *.gif", ("*.gif", "no file matches")),
+    ("predict no-model a.jpg --threshold 80", ("--threshold 80", "between 0 and 1")),
+    ("predict no-model a.jpg --threshold nan", ("--threshold nan", "between 0 and 1")),
+    ("sample digits -n 0 --out new", ("-n 0", "expected 1 to")),
+    ("sample digits --out file", ("file", "not a folder")),
     (f"predict no-model {LONG}", ("xxx",)),
     ("predict models:/nothing@final a.jpg", ("work", "no runs there yet")),
     ("predict models:/nothing/1 a.jpg --workdir file", ("file",)),
@@ -157,6 +168,8 @@ USE: list[tuple[str, tuple[str, ...]]] = [
     ("predict no-model a.jpg", ("no-model", "not a model")),
     ("predict s3://bucket/model a.jpg", ("s3:", "bucket/model")),
     ("ui", ("no runs there yet", "csc run digits-b0c2")),
+    ("show", ("no runs there yet", "csc run digits-b0c2")),
+    ("settings no-such-thing", ("no-such-thing", "no setting")),
     ("ui --workdir nowhere", ("nowhere", "no runs there yet")),
     ("ui --workdir ~no-such-user/work", ("~no-such-user/work",)),
 ]
@@ -310,6 +323,50 @@ def test_scenarios_lists_those_of_the_paper_with_their_tasks(capsys: pytest.Capt
 def test_methods_lists_every_method_with_a_line_on_it(capsys: pytest.CaptureFixture[str]):
     lines = printed(["methods"], capsys)
     assert dict(line.split(maxsplit=1) for line in lines) == methods()
+
+
+def test_settings_are_listed_with_default_range_readers_and_meaning(capsys: pytest.CaptureFixture[str]):
+    lines = printed(["settings"], capsys)[:-1]
+    listed = {
+        line.partition(" = ")[0]: (line, meaning.strip()) for line, meaning in zip(lines[::2], lines[1::2], strict=True)
+    }
+    known = {key for name in methods() for key in resolve("voc", {"method": name}).flat()}
+    assert known <= listed.keys()
+    assert all(len(meaning) > 10 for _, meaning in listed.values())
+    line, meaning = listed["train.epochs"]
+    assert line.split(maxsplit=3) == ["train.epochs", "=", "20", "a whole number, 1 or more · all methods"]
+    assert meaning == "passes over the images of a task."
+    assert listed["oewc.weight"][0].endswith("a number, 0 or more · oewc")
+    assert "· all methods but " in listed["memory.total"][0]
+    assert [line.split()[0] for line in printed(["settings", "lr_base"], capsys)[:-1:2]] == ["train.lr_base"]
+
+
+def test_a_dry_run_says_what_would_be_done_and_does_nothing(place: Path, capsys: pytest.CaptureFixture[str]):
+    before = contents(place)
+    words = ["run", "digits-b0c5", "--dry-run", "--set", "train.epochs=3", "--seed", "1"]
+    lines = printed(words, capsys)
+    assert lines[0] == "digits-b0c5: 10 classes in 2 tasks (5 + 5)"
+    assert lines[1] == "method    csc, seed=1, train.epochs=3"
+    assert lines[2].endswith("(will be made)")
+    assert lines[3:] == ["task 1    to run", "task 2    to run"]
+    assert contents(place) == before
+
+
+def test_a_missing_extra_is_one_line_that_names_it(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "kfp", None)
+    for name in [name for name in sys.modules if name.startswith(("csc.pipelines", "csc.components"))]:
+        monkeypatch.delitem(sys.modules, name)
+    assert cli.main(["compile", "voc-b0c4", "-o", "v.yaml"]) == 2
+    error = capsys.readouterr().err
+    assert error == "csc: not installed: kfp; run: pip install 'csc-mlcil[pipelines]', or [all] for everything\n"
+
+
+def test_ui_refuses_a_port_that_is_taken(place: Path, capsys: pytest.CaptureFixture[str]):
+    (place / "work").mkdir()
+    (place / "work" / "mlflow.db").touch()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"port {port} (Address already in use)" in refused(["ui", "--port", str(port)], place, capsys)
 
 
 def next_command(lines: list[str]) -> tuple[str, str]:
@@ -524,7 +581,7 @@ def test_an_interrupted_command_says_that_it_can_be_taken_up(
     def interrupted(arguments: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(scenarios, "SCENARIOS", dataclasses.replace(scenarios.SCENARIOS, run=interrupted))
+    monkeypatch.setattr(lists, "SCENARIOS", dataclasses.replace(lists.SCENARIOS, run=interrupted))
     assert cli.main(["scenarios"]) == 130
     error = capsys.readouterr().err
     assert error.startswith("csc: interrupted")

@@ -161,7 +161,8 @@ def test_empty_overrides_in_any_form_are_the_defaults():
 @pytest.mark.parametrize("key", ALL)
 def test_every_setting_can_be_set_from_the_command_line_and_changes_the_fingerprint(key: str, dataset: str):
     method, hint = ALL[key]
-    needed = {"features.views": ["backbone.frozen=true"], "memory.sampler": ["memory.per_class=2"]}.get(key, [])
+    frozen, sized = ["backbone.frozen=true"], ["memory.per_class=2"]
+    needed = {"features.views": frozen, "statistics.replay": frozen, "memory.sampler": sized}.get(key, [])
     before = resolve(dataset, parse_overrides([f"method={method}", *needed]))
     value = another(key, method, hint, before.flat()[key])
     after = resolve(dataset, parse_overrides([f"method={method}", *needed, f"{key}={value}"]))
@@ -217,6 +218,23 @@ def test_settings_for_several_methods_count_where_they_are_read():
 def test_the_spelling_of_the_version_before_is_taken_with_a_hint(capsys: pytest.CaptureFixture[str]):
     assert resolve("voc", {"old_label_policy": "masked"}) == resolve("voc", {"loss": {"old_labels": "masked"}})
     assert "old_label_policy is now called loss.old_labels" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("true", [True, "true", "on"])
+def test_the_switch_of_batch_norm_is_taken_by_its_old_name_for_one_version(
+    capsys: pytest.CaptureFixture[str], true: Any
+):
+    frozen = {"train": {"batch_norm": "frozen_after_base"}}
+    old = {"release_quirks": {"freeze_bn_after_base": true, "no_shuffle": True}}
+    assert resolve("voc", old) == resolve("voc", {**frozen, "release_quirks": {"no_shuffle": True}})
+    assert capsys.readouterr().out.count("is now called train.batch_norm=frozen_after_base") == 1
+    assert resolve("voc", shared={"release_quirks": {"freeze_bn_after_base": true}}) == resolve("voc", frozen)
+
+
+def test_a_model_of_the_version_before_is_read_without_a_word(capsys: pytest.CaptureFixture[str]):
+    assert resolve("voc", {"release_quirks": {"freeze_bn_after_base": False}}) == resolve("voc")
+    assert capsys.readouterr().out == ""
+    assert refused("voc", {"release_quirks": {"freeze_bn_after_base": 2}}).endswith("=2: expected true or false")
 
 
 def test_a_method_that_changes_the_backbone_says_that_it_cannot_be_frozen():
@@ -299,7 +317,9 @@ TYPED = [
     ("input.augment=maybe", "input.augment", "true or false"),
     ("input.augment=1", "input.augment", "true or false"),
     ("backbone.output_stride=12", "backbone.output_stride", "8, 16, 32"),
-    ("backbone.name=", "backbone.name", "text"),
+    ("backbone.name=", "backbone.name", "a model of timm such as resnet18"),
+    ("backbone.name=hf-hub:somebody/resnet18", "backbone.name", "a model of timm"),
+    ("backbone.name=local-dir:/srv/net", "backbone.name", "a model of timm"),
     ("cigcn.width=0", "cigcn.width", "1 or more"),
     ("cigcn.correlation=S->G", "cigcn.correlation", "G->S, Z->S, Z->Z"),
     ("seed=-1", "seed", "0 or more"),

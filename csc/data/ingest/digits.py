@@ -161,7 +161,7 @@ def _handwriting() -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Read the digits, (1797, 8, 8) from 0 to 16, and their classes; importing scikit-learn itself takes seconds."""
     spec = importlib.util.find_spec("sklearn")
     if spec is None or not spec.submodule_search_locations:
-        raise BadData("the digits come with scikit-learn, which is not installed; run: pip install 'csc[data]'")
+        raise BadData("the digits come with scikit-learn, which is not installed; run: pip install 'csc-mlcil[data]'")
     path = Path(spec.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"
     try:
         table = np.loadtxt(path, delimiter=",", dtype=np.uint8)
