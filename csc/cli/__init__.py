@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> ArgumentParser:
-    from csc.cli import cluster, compare, doctor, ingest, lists, predict, run, serve, show, study, submit, ui
+    from csc.cli import cluster, compare, doctor, ingest, lists, predict, report, run, serve, show, study, submit, ui
 
     commands = {
         "compare": compare.COMPARE,
@@ -57,6 +57,7 @@ def _parser() -> ArgumentParser:
         "logs": cluster.LOGS,
         "methods": lists.METHODS,
         "predict": predict.PREDICT,
+        "report": report.REPORT,
         "retry": cluster.RETRY,
         "run": run.RUN,
         "scenarios": lists.SCENARIOS,
