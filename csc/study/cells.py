@@ -1,6 +1,7 @@
 """The cells of a study: one scenario run for each row, scenario and seed, and which of them are finished."""
 
 import functools
+import itertools
 import json
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -47,9 +48,13 @@ class Cell:
     @functools.cached_property
     def key(self) -> str:
         """What tracking knows the run by, see `csc.tracking.runs.run_key`; empty if it cannot be known yet."""
+        return self.key_with(code_version())
+
+    def key_with(self, code: str) -> str:
+        """The key that the run has if it was made by another version of the code."""
         if self.config is None or self.source is None or not self.source.fingerprint:
             return ""
-        return self.config.fingerprint(self.scenario.name, self.source.fingerprint, code_version())
+        return self.config.fingerprint(self.scenario.name, self.source.fingerprint, code)
 
     @property
     def views(self) -> int:
@@ -142,7 +147,11 @@ class Result:
 
 
 def results(
-    asked: Iterable[Cell], *, failed: Mapping[str, str] | None = None, tried: Container[str] = ()
+    asked: Iterable[Cell],
+    *,
+    failed: Mapping[str, str] | None = None,
+    tried: Container[str] = (),
+    any_code: bool = False,
 ) -> list[Result]:
     """Look up every cell among the finished runs of the tracking server.
 
@@ -150,17 +159,21 @@ def results(
         asked: cells.
         failed: reasons why cells failed, by key, as far as they are known.
         tried: names of cells that were run; one that is still not finished has failed.
+        any_code: runs of other versions of the code will do where there is none of this one.
     """
     asked = list(asked)
     known = {name: finished_runs(name) for name in dict.fromkeys(cell.scenario.name for cell in asked)}
-    return [_result(cell, known[cell.scenario.name], failed or {}, tried) for cell in asked]
+    return [_result(cell, known[cell.scenario.name], failed or {}, tried, any_code) for cell in asked]
 
 
-def _result(cell: Cell, runs: list[ScenarioRun], failed: Mapping[str, str], tried: Container[str]) -> Result:
+def _result(
+    cell: Cell, runs: list[ScenarioRun], failed: Mapping[str, str], tried: Container[str], any_code: bool
+) -> Result:
     if cell.refused:
         return Result(cell, {}, missing="not run", reason=cell.refused)
-    for run in runs:
-        if run.tags.get("csc.run_key") != cell.key:
+    codes = dict.fromkeys([code_version(), *(run.tags.get("csc.code_version", "") for run in runs if any_code)])
+    for key, run in itertools.product(map(cell.key_with, codes), runs):
+        if run.tags.get("csc.run_key") != key:
             continue
         values = curve(run.run_id)
         if len(values) == cell.tasks and "avg_mAP" in run.metrics:

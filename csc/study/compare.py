@@ -42,9 +42,9 @@ class Group:
     runs: dict[int, tuple[str, Run]]  # by seed, with the id of the tracked run
 
     @property
-    def scenario(self) -> str:
-        """Which classes arrive when."""
-        return next(iter(self.runs.values()))[1].scenario
+    def any_run(self) -> Run:
+        """For what all its runs have in common."""
+        return next(iter(self.runs.values()))[1]
 
     def number(self, column: str) -> Number:
         """The mean over seeds of a number after the last task, or of the summary."""
@@ -114,7 +114,8 @@ def _tables(groups: list[Group]) -> list[Table]:
 
 
 def _difference(group: Group, first: Group) -> list[str]:
-    found = group.minus(first) if group.scenario == first.scenario else None
+    facts = [(run.scenario, run.data_fingerprint, run.held_out) for run in (group.any_run, first.any_run)]
+    found = group.minus(first) if facts[0] == facts[1] else None
     if found is None:
         return [group.name, "–", "–", "–", "–", "not comparable"]
     images = f"{found.images:,}" if found.images else "–"
@@ -157,8 +158,8 @@ def comparison_page(groups: list[Group]) -> str:
     body = []
     for table in _tables(groups):
         body += [f"<h2>{escape(table.title)}</h2>", html_table(table)]
-    for scenario in dict.fromkeys(group.scenario for group in groups):
-        body += _course([group for group in groups if group.scenario == scenario], scenario)
+    for scenario in dict.fromkeys(group.any_run.scenario for group in groups):
+        body += _course([group for group in groups if group.any_run.scenario == scenario], scenario)
     told = "".join(f"<li>{escape(line)}</li>" for line in _remarks(groups))
     return page_of("Comparison of runs", "\n".join([*body, f'<ul class="note">{told}</ul>']))
 

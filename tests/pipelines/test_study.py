@@ -377,6 +377,17 @@ def test_a_dry_run_lists_every_cell_and_writes_nothing(voc, tmp_path, capsys, mo
     assert sorted(path.name for path in tmp_path.iterdir()) == ["voc"]
 
 
+def test_markdown_tells_of_several_studies_and_runs_nothing(voc, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/none.db")
+    words = ["study", "table2", "figure3", "--data", str(voc), "--seeds", "0", "--workdir", str(tmp_path / "work")]
+    assert main([*words, "--markdown"]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("# Claims\n")
+    assert told.count("\n# ") == 2
+    assert "| CSC | 0 | not run |" in told
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["voc"]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -390,6 +401,8 @@ def test_a_dry_run_lists_every_cell_and_writes_nothing(voc, tmp_path, capsys, mo
         (["table2", "--set", "method=csc"], "--set method: a study has several; choose among them with --methods"),
         (["table2", "--scenarios", "voc"], "scenario 'voc': expected"),
         (["table2", "--parallel", "0"], "--parallel 0: expected 1 or more"),
+        (["table2", "figure3"], "runs one study at a time; several can be told of with --markdown"),
+        (["table2", "--data", "VOC", "--markdown", "x.md"], "x.md: expected a document with the lines"),
         (
             ["table2", "--set", "train.epoch=1", "--compile", "x.yaml", "--data", "s3://b/voc"],
             "train.epoch: no row of study 'table2' reads such a setting",

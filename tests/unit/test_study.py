@@ -16,7 +16,7 @@ from msgspec.structs import asdict
 
 from csc.artifacts import Scores
 from csc.config import resolve
-from csc.errors import BadConfig, BadScenario
+from csc.errors import BadConfig, BadData, BadScenario
 from csc.metrics import average_precision
 from csc.report.paper import paper_rows
 from csc.scenario import PAPER_SCENARIOS, Scenario
@@ -31,6 +31,7 @@ from csc.study.page import render
 from csc.study.reading import SHIPPED, read_study
 from csc.study.render import csv_lines, latex, markdown, text
 from csc.study.spec import COLUMNS, Row, Study
+from csc.study.summary import results_document, write_between
 from csc.tracking.queries import ScenarioRun
 from csc.version import code_version
 
@@ -240,7 +241,9 @@ def test_a_file_that_is_no_study_is_refused(written, content, message):
 
 
 def test_a_study_that_does_not_exist_is_refused_with_those_that_do():
-    with pytest.raises(BadConfig, match="study 'table7': no such file; give a YAML file or one of digits, figure3, "):
+    with pytest.raises(
+        BadConfig, match="study 'table7': no such file; give a YAML file or one of calibration, digits, "
+    ):
         read_study("table7")
 
 
@@ -365,6 +368,17 @@ def test_a_run_that_stopped_half_way_is_not_finished(written, server):
     assert [result.missing for result in results(asked, tried=tried)] == ["failed", "not run"]
     reasons = {asked[0].key: "out of memory"}
     assert results(asked, tried=tried, failed=reasons)[0].reason == "out of memory"
+
+
+def test_runs_of_another_version_are_found_only_if_asked_for_and_after_those_of_this_one(written, server):
+    (asked,) = cells(written({**MINE, "methods": ["csc"], "seeds": [0]}), SOURCES)
+    older = {"csc.code_version": "0.0.9+old", "csc.run_key": asked.key_with("0.0.9+old")}
+    server.finish(asked, 60.0, **older)
+    assert results([asked])[0].missing == "not run"
+    (found,) = results([asked], any_code=True)
+    assert (found.metrics["last_mAP"], found.facts["code"]) == (60.0, "0.0.9+old")
+    server.finish(asked, 70.0)
+    assert results([asked], any_code=True)[0].metrics["last_mAP"] == 70.0
 
 
 def test_who_did_the_work_is_no_difference(server):
@@ -667,6 +681,29 @@ def test_a_study_of_nothing_finished_still_has_its_tables(written, server):
     assert "paper" not in text(outcome).split("±")[0]
     assert "<polyline" not in render(outcome)
     assert claims(outcome) == []
+
+
+def test_a_document_has_the_claims_of_all_studies_before_their_tables(two_rows, written, server):
+    sure = two_rows((80.1, 80.3, 80.2), (70.2, 70.1, 70.4))
+    empty = Outcome(read_study("figure3"), ())
+    document = results_document([sure, empty])
+    assert "**Mine**, by last mAP: 1 holds." in document
+    assert re.search(r"\| csc &gt; lwf \| holds, \+10\.0 \(\+9\.\d to \+10\.\d\) \|", document)
+    assert "max-entropy**, by H: nothing to compare yet." in document
+    assert document.index("nothing to compare yet") < document.index("# Mine")
+
+
+def test_a_document_keeps_what_stands_around_the_results(tmp_path):
+    path = tmp_path / "RESULTS.md"
+    path.write_text("before\n<!-- results: begin -->\nold\n<!-- results: end -->\nafter\n")
+    write_between(path, "new")
+    write_between(path, "newer")
+    assert path.read_text() == "before\n<!-- results: begin -->\n\nnewer\n\n<!-- results: end -->\nafter\n"
+    path.write_text("no marks")
+    for place in (path, tmp_path / "missing.md"):
+        with pytest.raises(BadData, match="expected a document with the lines"):
+            write_between(place, "new")
+    assert path.read_text() == "no marks"
 
 
 def test_all_files_are_written_under_the_name_of_the_study(outcome, tmp_path):
