@@ -6,6 +6,7 @@ __all__ = [
     "BadModel",
     "BadScenario",
     "CscError",
+    "NotFinite",
     "StoreUnavailable",
     "Terminated",
     "TrackingError",
@@ -33,6 +34,10 @@ class BadData(CscError):
 
 class BadModel(CscError):
     """A model folder, weights file or registered model that cannot be used."""
+
+
+class NotFinite(CscError):
+    """Training whose loss or gradient is no longer a number."""
 
 
 class TrackingError(CscError):

@@ -47,9 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> ArgumentParser:
-    from csc.cli import cluster, doctor, ingest, lists, predict, run, serve, show, study, submit, ui
+    from csc.cli import cluster, compare, doctor, ingest, lists, predict, run, sample, serve, show, study, submit, ui
 
     commands = {
+        "compare": compare.COMPARE,
         "compile": run.COMPILE,
         "doctor": doctor.DOCTOR,
         "ingest": ingest.INGEST,
@@ -58,6 +59,7 @@ def _parser() -> ArgumentParser:
         "predict": predict.PREDICT,
         "retry": cluster.RETRY,
         "run": run.RUN,
+        "sample": sample.SAMPLE,
         "scenarios": lists.SCENARIOS,
         "serve": serve.SERVE,
         "settings": lists.SETTINGS,

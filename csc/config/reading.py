@@ -15,10 +15,10 @@ import yaml
 
 from csc.errors import BadConfig
 
-__all__ = ["Settings", "convert", "expected", "load_yaml"]
+__all__ = ["SWITCHES", "Settings", "convert", "expected", "load_yaml"]
 
 _Kind = TypeVar("_Kind")
-_SWITCHES = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+SWITCHES = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 _LONGEST = 60  # characters of a wrong value that a message repeats
 _DEEPEST = 50  # groups within groups; the compiled reader of YAML crashes at many thousands
@@ -123,7 +123,7 @@ def _spelled(value: Any, hint: Any) -> Any:
     if not isinstance(value, str) or value in _choices(hint):
         return value
     if bool in kinds:
-        return _SWITCHES.get(value.lower(), value)
+        return SWITCHES.get(value.lower(), value)
     for kind in (int, float):
         if kind in kinds or float in kinds:
             try:

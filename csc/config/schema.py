@@ -42,8 +42,8 @@ TimmName = Annotated[
 ]
 _Group = TypeVar("_Group", bound=Settings)
 
-# Who does the work, which changes no result: a run may go on with another number of hands.
-EXECUTION_ONLY = ("train.workers", "train.processes", "train.nodes")
+# What changes no result, as how the work is shared out: a run may resume with other values.
+EXECUTION_ONLY = ("train.workers", "train.processes", "train.nodes", "register.min_map", "register.max_drop")
 
 
 class Backbone(Settings, frozen=True, kw_only=False):
@@ -94,6 +94,7 @@ class Train(Settings, frozen=True):
         lr: highest learning rate of later tasks.
         backbone_lr_scale: factor of the learning rate for the backbone.
         weight_decay: pull of the weights towards zero.
+        batch_norm: whether statistics stay those of the base task; the weights of its layers still learn.
         schedule: how the learning rate changes within a task.
         pct_start: share of the steps in which it rises.
         clip: largest norm of the gradient; 0 for any.
@@ -116,6 +117,7 @@ class Train(Settings, frozen=True):
     pct_start: Unit = 0.2
     clip: NotNegative = 0.0
     accumulate: AtLeast1 = 1
+    batch_norm: Literal["live", "frozen_after_base"] = "live"
     amp: Literal["auto", "bf16", "fp16", "off"] = "auto"
     compile: bool = False
     channels_last: Literal["auto", "on", "off"] = "auto"
@@ -154,7 +156,7 @@ class Memory(Settings, frozen=True):
     """What is kept of a task's images for later tasks, and how it is replayed.
 
     `per_class` exemplars of each class, or `total` of all together (split evenly for `herding` and `random`).
-    `concat` adds the exemplars to the task's images; `batch` draws a batch of them beside each batch of the task, and
+    `concat` adds the exemplars to the task's images; `batch` draws a batch of them with each batch of the task, and
     its loss counts `weight`. Unknown labels of an exemplar are negatives or masked.
 
     Attributes:
@@ -193,19 +195,27 @@ class Memory(Settings, frozen=True):
             raise BadConfig(f"memory.sampler={self.sampler}: keeps a fixed number of images, so set memory.total")
 
 
+class Register(Settings, frozen=True):
+    """What a model must reach to be named by an alias: a least mAP, a largest loss of mAP since the task before.
+
+    In percent and points of mAP; 0 for no limit. A model that fails is registered all the same.
+    """
+
+    min_map: Annotated[float, Meta(ge=0, le=100)] = 0.0
+    max_drop: NotNegative = 0.0
+
+
 class ReleaseQuirks(Settings, frozen=True):
     """What the released code does otherwise than the paper, one switch each.
 
     Attributes:
         freeze_grown_layers: layers that grew with the classes do not learn in later tasks.
-        freeze_bn_after_base: batch-norm keeps its statistics after the base task.
         persist_optimizer: the optimiser goes on with the moments of the task before.
         no_shuffle: images come in the same order in each epoch.
         legacy_bias_reset: layers that grow lose the biases that they had learned.
     """
 
     freeze_grown_layers: bool = False
-    freeze_bn_after_base: bool = False
     persist_optimizer: bool = False
     no_shuffle: bool = False
     legacy_bias_reset: bool = False
@@ -214,8 +224,8 @@ class ReleaseQuirks(Settings, frozen=True):
 class Config(Settings, frozen=True):
     """Everything that decides the outcome of a run, apart from the data and the scenario.
 
-    These are the settings of every method. Those of a run are a subtype with the groups that its method and head read
-    beside them (`csc.config.layers`), so a setting that nothing reads is no part of a run.
+    These are the settings of every method. Those of a run are a subtype that adds the groups which its method and head
+    read (`csc.config.layers`), so a setting that nothing reads is no part of a run.
 
     Attributes:
         method: learning method.
@@ -243,6 +253,7 @@ class Config(Settings, frozen=True):
     loss: Loss = Loss()
     max_entropy: MaxEntropy = MaxEntropy()
     release_quirks: ReleaseQuirks = ReleaseQuirks()
+    register: Register = Register()
     memory: ClassVar[Memory] = Memory()  # of methods that never replay; others have a group of this name
 
     def __post_init__(self) -> None:

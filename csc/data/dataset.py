@@ -1,6 +1,6 @@
 """The data-set contract: a label table, and image shards that workers memory-map.
 
-    dataset.json        name, classes (sorted), splits with counts, fingerprint, source
+    dataset.json        name, classes (in the order of their arrival), splits with counts, fingerprint, source
     labels.parquet      image_id, split, shard, row, labels, difficult
     images/NNNNN.arrow  image_id, jpeg, width, height
     images/index.json   rows, bytes and SHA-256 of each shard
@@ -46,14 +46,12 @@ class Dataset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise BadData(f"{uri}: not a data set (no dataset.json); make one with 'csc ingest … --out {uri}'")
         info = read_json(card)
         try:
-            return msgspec.convert({**info, "uri": uri}, cls)
-        except (TypeError, msgspec.ValidationError) as error:
+            dataset = msgspec.convert({**info, "uri": uri}, cls)
+            for split in SPLITS:
+                dataset.splits[split]["images"]
+        except (KeyError, TypeError, msgspec.ValidationError) as error:
             raise BadData(f"{card}: wrong or missing key ({error}); ingest the data set again") from None
-
-    def __post_init__(self) -> None:
-        for split in SPLITS:
-            if "images" not in self.splits.get(split, {}):
-                raise ValueError(f"no images in splits.{split}")
+        return dataset
 
     @property
     def path(self) -> Path:

@@ -62,18 +62,10 @@ class _Line:
 
 
 class Progress(_Line):
-    """The progress of a training task.
-
-    Args:
-        title: names the task.
-        epochs: of the task.
-        images_per_epoch: how many images an epoch has.
-        stream: where to print.
-        finished: epochs of an earlier attempt.
-    """
+    """The progress of a training task; `finished` epochs of an earlier attempt do not count as speed."""
 
     def __init__(
-        self, title: str, epochs: int, images_per_epoch: int, stream: TextIO | None = None, finished: int = 0
+        self, title: str, epochs: int, images_per_epoch: int, stream: TextIO | None = None, finished: float = 0
     ) -> None:
         super().__init__(stream)
         self.title, self.epochs, self.images_per_epoch, self.finished = title, epochs, images_per_epoch, finished
@@ -111,13 +103,7 @@ class Bar(_Line):
     """The progress of any other long work; use it as a context manager.
 
     A log gets a line at every tenth of the work, if that takes long enough, and one at the end with the duration.
-
-    Args:
-        title: names the work.
-        total: how many steps it has.
-        unit: what a step is, in the plural.
-        stream: where to print.
-        done: steps of an earlier attempt; they do not count as speed.
+    Steps that an earlier attempt has `done` do not count as speed.
     """
 
     def __init__(self, title: str, total: int, unit: str, stream: TextIO | None = None, done: int = 0) -> None:

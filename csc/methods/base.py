@@ -48,9 +48,9 @@ class Replay:
 
     logits: "Tensor"  # (B, n), of the learner
     targets: "Tensor"  # (B, n)
-    known: "Tensor"  # (B, n): which targets are labels; the others are unknown, not absent
+    known: "Tensor"  # (B or more, n): which targets are labels; the others are unknown, not absent
     stored_logits: "Tensor"  # (B, n): what the model said when the exemplar was stored
-    stored: "Tensor"  # (B, n): which of them exist; classes that came later have none
+    stored: "Tensor"  # (B or more, n): which of them exist; classes that came later have none
 
 
 @dataclass(frozen=True)
@@ -59,16 +59,19 @@ class Step:
 
     Without `known`, the labels are those of the new classes (of all seen ones if the settings show them). With
     exemplars among the images, `known` says entry by entry what is a label.
+
+    Batches may be accumulated to one update, of which this one is a `share`. A mask then has the rows of this batch
+    first and those of all others after them: a mean over the entries that it marks is one over the whole update.
     """
 
     logits: "Tensor"  # (B, n)
     targets: "Tensor"  # (B, n), zero where unknown
     new: int  # how many of the n classes are new
     prior_logits: "Tensor | None" = None  # (B, n - new), from the model of the task before
-    known: "Tensor | None" = None  # (B, n)
+    known: "Tensor | None" = None  # (B or more, n)
     distances: "Mapping[str, Tensor]" = field(default_factory=dict)  # (B,) each, from `Method.distances`
     replays: tuple[Replay, ...] = ()
-    share: float = 1.0  # of the images of an update; less than all if batches are accumulated
+    share: float = 1.0  # of the images of the update
 
     @property
     def old(self) -> int:
@@ -190,13 +193,15 @@ class Method:
     def classify(self, step: Step, logits: "Tensor", targets: "Tensor", known: "Tensor | None" = None) -> "Tensor":
         """The classification loss in the form that the settings name, over the known entries.
 
-        Accumulated batches weigh by their share of the update, so what is a sum over images is divided by it first.
+        Accumulated batches weigh by their share of the update, so what is a part of a sum over the whole update is
+        divided by it first.
         """
         from csc.methods.losses import asymmetric_loss, binary_cross_entropy
 
         if self.config.loss.form == "asl":
             return asymmetric_loss(logits, targets, known) / step.share
-        return binary_cross_entropy(logits, targets, known)
+        mean = binary_cross_entropy(logits, targets, known)
+        return mean if known is None else mean / step.share
 
     def classify_known(self, step: Step) -> "Tensor":
         """The classification loss over all labels that there are: those of the new classes, and those of exemplars."""
@@ -214,9 +219,9 @@ class Method:
         from csc.methods.losses import binary_cross_entropy
 
         mean = binary_cross_entropy(logits, targets, known)
-        if self.config.loss.form != "asl":
-            return mean
-        return mean * (logits.numel() if known is None else known.sum()) / step.share
+        if self.config.loss.form == "asl":
+            return mean * (logits.numel() if known is None else known.sum()) / step.share
+        return mean if known is None else mean / step.share
 
     def scaled(self, mean: "Tensor", images: int, step: Step) -> "Tensor":
         """A mean over images on the scale of `classify`: with ASL a sum over them."""

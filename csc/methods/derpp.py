@@ -55,7 +55,9 @@ class DERpp(ER):
         if not step.replays:
             return {}
         weights, (dark, labelled) = self.config.of(Derpp), step.replays
-        distance = ((dark.logits - dark.stored_logits).square() * dark.stored).sum() / dark.stored.sum().clamp(min=1)
-        distance = self.scaled(distance, len(dark.logits), step)
+        squares = (dark.logits - dark.stored_logits).square() * dark.stored[: len(dark.logits)]
+        distance = squares.sum() / dark.stored.sum().clamp(min=1) / step.share
+        if self.config.loss.form == "asl":
+            distance = distance * len(dark.stored)
         again = self.classify_replay(step, labelled)
         return {"logits": weights.alpha * distance, "replay": weights.beta * again}

@@ -4,6 +4,7 @@ import contextlib
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,11 +46,11 @@ def train(
     Args:
         config: settings as JSON.
         split: `split.json` of the task.
-        train_view: `train.parquet` of the task; with it come image places, never another label.
+        train_view: `train.parquet` of the task; it has no label of another task.
         out: model folder to write.
         prior: `registered.json` of the task before; its model is fetched from the registry.
-        checkpoints: folder that outlives this step, for resuming a try that died; beside `out` if empty.
-        features: place of cached feature maps, from `embed`; the head then learns on them instead of images.
+        checkpoints: folder that outlives this step, for resuming a try that died; next to `out` if empty.
+        features: uri of cached feature maps, from `embed`; the head then learns on them instead of images.
         pod: what the pipeline sets for the step's pod, by the names of kfp's TaskConfig; for several nodes.
     """
     from csc.distributed.launch import processes_for, run
@@ -82,6 +83,7 @@ def train(
 def learn(config: str, split: str, train_view: str, out: str, prior: str, checkpoints: str, features: str) -> None:
     """Do the work of `train`, alone or as one of several processes; the first of them tracks and writes."""
     from csc.distributed.group import join_group
+    from csc.training.calibration import calibrate
     from csc.training.loop import Trainer
     from csc.training.optimiser import save_moments
     from csc.training.start import seed_everything, start_task
@@ -94,7 +96,7 @@ def learn(config: str, split: str, train_view: str, out: str, prior: str, checkp
     with join_group() as group, _fetched(before, task) as prior_folder:
         seed_everything(settings.seed, task.index)
         start = start_task(settings, scenario, task, view, prior_folder, features)
-        # On cached maps a task takes seconds, less than MLflow takes to start: register then tells it all.
+        # On cached maps a task takes seconds, less than MLflow takes to start: register then logs everything.
         tracker = Tracker(start.card) if group.is_main and not features else None
         if tracker is not None:
             tracker.log_inputs({"train": (train_view, len(view))}, before.model_id if before is not None else None)
@@ -125,10 +127,11 @@ def learn(config: str, split: str, train_view: str, out: str, prior: str, checkp
         log = trainer.run()
         seconds = time.monotonic() - started
         memory = _remembered(trainer.objective, exemplars, view, task)
+        card = replace(start.card, calibration=calibrate(trainer.objective, prior_folder))
         if not group.is_main:
             return
         with atomic_folder(Path(out)) as folder:
-            save_network(start.network, start.card, folder)
+            save_network(start.network, card, folder)
             if settings.release_quirks.persist_optimizer:
                 save_moments(trainer.optimizer, start.network, folder / "optimizer.safetensors")
             if trainer.method.state:
@@ -139,7 +142,7 @@ def learn(config: str, split: str, train_view: str, out: str, prior: str, checkp
 
 
 def _settings(scenario: str, config: str, features: str) -> Config:
-    """The settings of a run; maps that they do not ask for are refused, and so is asking for maps nobody made."""
+    """The settings of a run, which must ask for cached maps if and only if there are some."""
     settings = resolve(Scenario.parse(scenario).dataset, config)
     if bool(settings.features.views) != bool(features):
         raise BadConfig(

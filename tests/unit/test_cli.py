@@ -127,6 +127,9 @@ INGEST: list[tuple[str, tuple[str, ...]]] = [
     ("ingest voc2007 --source raw --out out", ("raw", "not a VOC 2007 layout")),
     ("ingest coco --source empty --out out", ("empty", "not a COCO layout")),
     ("ingest coco2014 --source raw --out out", ("the 80 of COCO 2014",)),
+    ("ingest coco --source raw/annotations/instances_train2014.json --out out", ("the folder that has it",)),
+    ("ingest csv --source raw --out out --verify", ("--verify", "only for coco")),
+    ("ingest coco --source raw --out out --class-order nowhere.txt", ("nowhere.txt", "no such file")),
     ("ingest coco --source gs://bucket/raw --out out", ("gs://bucket/raw", "s3://bucket/prefix")),
     ("ingest coco --source ~no-such-user/raw --out out", ("~no-such-user/raw",)),
     (f"ingest coco --source {LONG} --out out", ("xxx",)),
@@ -138,7 +141,7 @@ INGEST: list[tuple[str, tuple[str, ...]]] = [
     ("ingest digits --out out --short-side 32", ("--short-side", "made in their size")),
     ("ingest digits --out out --source raw", ("ingest digits", "--source", "need no source")),
     ("ingest digits --out out --name numbers", ("ingest digits", "--name", "'digits'")),
-    ("ingest voc2007 --source raw --out out --name pets", ("ingest voc2007", "--name", "csc ingest coco")),
+    ("ingest voc2007 --source raw --out out --name pets", ("ingest voc2007", "--name", "always named 'voc'")),
     ("ingest coco --source raw --out raw", ("raw", "not a data set")),
     ("ingest coco --source raw --out file", ("file", "not a data set")),
     ("ingest coco --source raw --out file/below", ("cannot write", "file/below")),
@@ -149,7 +152,12 @@ INGEST: list[tuple[str, tuple[str, ...]]] = [
 USE: list[tuple[str, tuple[str, ...]]] = [
     ("predict no-model nowhere.jpg", ("nowhere.jpg", "no such image file")),
     ("predict no-model a.jpg nowhere.jpg", ("nowhere.jpg", "no such image file")),
-    ("predict no-model empty", ("empty", "no such image file")),
+    ("predict no-model empty", ("empty", "no image files")),
+    ("predict no-model *.gif", ("*.gif", "no file matches")),
+    ("predict no-model a.jpg --threshold 80", ("--threshold 80", "between 0 and 1")),
+    ("predict no-model a.jpg --threshold nan", ("--threshold nan", "between 0 and 1")),
+    ("sample digits -n 0 --out new", ("-n 0", "expected 1 to")),
+    ("sample digits --out file", ("file", "not a folder")),
     (f"predict no-model {LONG}", ("xxx",)),
     ("predict models:/nothing@final a.jpg", ("work", "no runs there yet")),
     ("predict models:/nothing/1 a.jpg --workdir file", ("file",)),
@@ -227,7 +235,7 @@ def test_input_with_blanks_and_line_breaks_ends_in_one_line_too(
         "run digits-b0c2 --set",
         "compile voc-b0c4",
         "ingest",
-        "ingest voc2012 --source raw --out out",
+        "ingest voc2040 --source raw --out out",
         "ingest coco --source raw",
         "predict animals",
         "predict animals a.jpg --threshold high",
@@ -392,7 +400,7 @@ def test_ingest_voc_says_what_it_left_out(place: Path, capsys: pytest.CaptureFix
     assert cli.main(arguments) == 2
     assert "'zebra'" in capsys.readouterr().err
     lines = printed([*arguments, "--skip-bad"], capsys)
-    assert lines[2].split()[:2] == ["test", "3"]
+    assert lines[3].split()[:2] == ["test", "3"]
     assert any(line.startswith("note: left out 1 images") and "000008" in line for line in lines)
 
 

@@ -219,6 +219,23 @@ def test_the_spelling_of_the_version_before_is_taken_with_a_hint(capsys: pytest.
     assert "old_label_policy is now called loss.old_labels" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("true", [True, "true", "on"])
+def test_the_switch_of_batch_norm_is_taken_by_its_old_name_for_one_version(
+    capsys: pytest.CaptureFixture[str], true: Any
+):
+    frozen = {"train": {"batch_norm": "frozen_after_base"}}
+    old = {"release_quirks": {"freeze_bn_after_base": true, "no_shuffle": True}}
+    assert resolve("voc", old) == resolve("voc", {**frozen, "release_quirks": {"no_shuffle": True}})
+    assert capsys.readouterr().out.count("is now called train.batch_norm=frozen_after_base") == 1
+    assert resolve("voc", shared={"release_quirks": {"freeze_bn_after_base": true}}) == resolve("voc", frozen)
+
+
+def test_a_model_of_the_version_before_is_read_without_a_word(capsys: pytest.CaptureFixture[str]):
+    assert resolve("voc", {"release_quirks": {"freeze_bn_after_base": False}}) == resolve("voc")
+    assert capsys.readouterr().out == ""
+    assert refused("voc", {"release_quirks": {"freeze_bn_after_base": 2}}).endswith("=2: expected true or false")
+
+
 def test_a_method_that_changes_the_backbone_says_that_it_cannot_be_frozen():
     wanted = {"method": "l2p", "init": "scratch"}
     assert not resolve("digits", wanted).backbone.frozen

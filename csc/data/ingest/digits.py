@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from csc.data.dataset import SPLITS, Dataset
+from csc.data.ingest.classes import in_order
 from csc.data.ingest.images import Encoded, Listed
 from csc.data.ingest.repair import is_undamaged
 from csc.data.ingest.writer import DEFAULTS, WriteOptions, write_dataset
@@ -86,7 +87,7 @@ def ingest_digits(
     }
     if exists(join(out, "dataset.json")):
         present = Dataset.open(os.fspath(out))
-        if present.source != source:
+        if present.source != source or present.classes != in_order(DIGIT_CLASSES, options.class_order):
             raise BadData(f"{out}: already contains another data set; choose another --out or remove it")
         if is_undamaged(present):
             return present

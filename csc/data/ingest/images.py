@@ -15,9 +15,22 @@ from csc.data.shards import FORMATS
 from csc.errors import BadData, resumable_error
 from csc.storage import absolute
 
-__all__ = ["BrokenImage", "Encoded", "Images", "Listed", "SourceImages", "checked_jpeg", "read_ahead", "scaled_down"]
+__all__ = [
+    "BrokenImage",
+    "Encoded",
+    "Images",
+    "Listed",
+    "SourceImages",
+    "checked_jpeg",
+    "read_ahead",
+    "scaled_down",
+    "split_by_name",
+]
 
 JPEG_QUALITY = 90  # of images that are scaled down
+TEST_EVERY = 5
+SPLIT_BY_NAME = f"by name: about one image in {TEST_EVERY} is a test image"
+TEST_FOLDERS = ("test", "val", "valid", "validation")  # the first that is there is the test split
 READERS = 16  # requests to an object store at a time, for each worker
 
 _REMEDY = "replace the file, or leave out images that cannot be used with --skip-bad"
@@ -53,6 +66,16 @@ class Encoded(NamedTuple):
     jpeg: bytes
     width: int
     height: int
+
+
+def split_by_name(name: str) -> str:
+    """The split of an image whose source does not say: about one in `TEST_EVERY` is a test image, always the same.
+
+    >>> [split_by_name(f"{number}.jpg") for number in range(4)]
+    ['train', 'train', 'train', 'train']
+    """
+    number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
+    return "test" if number % TEST_EVERY == 0 else "train"
 
 
 Images = Callable[[Sequence[Listed]], Iterable[Encoded]]  # reads the images of some rows, one by one

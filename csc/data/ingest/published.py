@@ -6,6 +6,7 @@ __all__ = ["counts", "differences", "published_counts"]
 
 _COUNTS = {
     "voc2007": {"train": {"images": 5_011}, "test": {"images": 4_952}},
+    "voc2012": {"train": {"images": 5_717}, "test": {"images": 5_823}},
     "coco2014": {
         "train": {"images": 82_783, "labelled": 82_081},
         "test": {"images": 40_504, "labelled": 40_137},

@@ -106,6 +106,8 @@ class Source:
         name = str(self.path).lower()
         if name.endswith(_TARS):
             raise BadData(f"{self.path}: tar files are not read; unpack all of the set into one folder and give that")
+        if name.endswith((".json", ".csv")):
+            raise BadData(f"{self.path}: one file of a set; give the folder that has it and the images")
         if isinstance(self.path, Path):
             self._zips = [_opened_zip(self.path, self.path)]
         elif name.endswith(".zip"):

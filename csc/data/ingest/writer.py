@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 
 from csc.data.columns import LABELS
 from csc.data.dataset import SPLITS, Dataset
+from csc.data.ingest.classes import check_class_names, in_order
 from csc.data.ingest.images import Images, Listed, SourceImages
 from csc.data.ingest.output import refuse_foreign, resume
 from csc.data.ingest.repair import beyond_repair, repair
@@ -38,7 +39,7 @@ SHARD_ROWS = 1024
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """How a data set is written; only the last two change its content.
+    """How a data set is written; only the last three change its content.
 
     Attributes:
         workers: processes that write shards.
@@ -46,6 +47,7 @@ class WriteOptions:
         shard_rows: images in a shard.
         skip_bad: leave out broken images instead of stopping at the first; the record of the source names them.
         short_side: scale images down to this short side; the record of the source says so.
+        class_order: in which order classes arrive; that of their names if not given.
     """
 
     workers: int = 1
@@ -53,6 +55,7 @@ class WriteOptions:
     shard_rows: int = SHARD_ROWS
     skip_bad: bool = False
     short_side: int | None = None
+    class_order: Sequence[str] | None = None
 
     @property
     def stream(self) -> TextIO:
@@ -153,7 +156,8 @@ def write_dataset(
             same. By default `source` takes its place.
         options: how it is written.
     """
-    order = tuple(sorted(classes))
+    order = in_order(classes, options.class_order)
+    check_class_names(order)
     plan = _Plan(name, order, difficult_is_member, source, _checked(listing, order), state, options)
     refuse_foreign(out)
     card = join(out, "dataset.json")
