@@ -5,12 +5,13 @@ import zlib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from torch import Tensor
 from torch.nn.functional import adaptive_max_pool2d
 
 from csc.artifacts import Scores, Training
@@ -167,7 +168,8 @@ def _memory(model: Path, view: View) -> tuple[int, list[Sight]]:
         return 0, []
     memory = read_memory(model / MEMORY)
     pictures = _Pictures(memory.view(view))
-    sights, count = [], Counter[str]()
+    sights: list[Sight] = []
+    count = Counter[str]()
     for row in np.argsort(memory.rank, kind="stable").tolist():
         labels = [memory.classes[label] for label in np.flatnonzero(memory.labels[row])]
         owner = int(memory.owner[row])
@@ -191,6 +193,7 @@ def _facts(
         classes=list(card.classes),
         old=old,
         threshold=card.settings().threshold,
+        thresholds=list(card.thresholds.values()) if card.calibration else [],
         settings=differences(Scenario.parse(card.scenario).dataset, card.settings()),
         data=view.images.removesuffix("/images"),
         packages=training.packages,
@@ -236,7 +239,7 @@ def _correlation(network: Network) -> tuple[str, list[list[float]]]:
         matrix = matrix @ head.hubs.T if head.config.rank else matrix
         name = "A_g" if head.config.correlation == "G->S" else "Z"
     elif isinstance(head, LabelGraph):
-        name, matrix = "Z", head.statistical_cm
+        name, matrix = "Z", cast(Tensor, head.statistical_cm)
     else:
         return "", []
     rows: list[list[float]] = matrix.detach().float().numpy().round(5).tolist()
