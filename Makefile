@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test quick test-docker bench lint format golden lock wheelhouse images push clean
+.PHONY: help setup run test quick test-docker bench screenshots lint format golden lock wheelhouse images push clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -33,6 +33,9 @@ test-docker: $(STAMP)  ## build the images and run their tests (minutes, 18 GB o
 
 bench: $(STAMP)  ## measure speed as ratios to named limits (BENCH="step load" for some)
 	$(BIN)/python -m benchmarks $(BENCH)
+
+screenshots: $(STAMP)  ## take the pictures of the docs from the newest run of work/ (needs Chromium)
+	$(BIN)/python docs/screenshots.py work
 
 TYPED := build/typed/csc
 lint: $(STAMP)  ## ruff and mypy

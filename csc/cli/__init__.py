@@ -29,12 +29,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("csc:", " ".join(str(error).split()), file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
-        from csc.cli.preflight import EXTRAS, missing_package
+        from csc.cli.preflight import EXTRAS, missing_packages
 
         package = (error.name or "").partition(".")[0]
         if package not in EXTRAS:
             raise
-        print("csc:", missing_package(package), file=sys.stderr)
+        print("csc:", missing_packages(package), file=sys.stderr)
         return 2
     except BrokenPipeError:  # the reader of our output went away, for instance `csc … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> ArgumentParser:
-    from csc.cli import cluster, compare, doctor, ingest, lists, predict, run, serve, show, study, submit, ui
+    from csc.cli import cluster, compare, doctor, ingest, lists, predict, run, sample, serve, show, study, submit, ui
 
     commands = {
         "compare": compare.COMPARE,
@@ -59,6 +59,7 @@ def _parser() -> ArgumentParser:
         "predict": predict.PREDICT,
         "retry": cluster.RETRY,
         "run": run.RUN,
+        "sample": sample.SAMPLE,
         "scenarios": lists.SCENARIOS,
         "serve": serve.SERVE,
         "settings": lists.SETTINGS,

@@ -1,6 +1,6 @@
 """Images of a run: what the last model gets right and wrong in each class, and where it looks."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -131,8 +131,9 @@ def stories(evidence: Sequence[Evidence], pictures: Pictures) -> str:
         if sight.thumbnail:
             by_image[sight.image_id].append(sight)
     complete = [sights for sights in by_image.values() if len(sights) == len(sights[0].labels)]
-    complete.sort(key=lambda sights: (-len(sights), sights[0].image_id))
     after = {(task.facts.task, sight.name, sight.image_id): sight for task in evidence for sight in task.of("panel")}
+    told = Counter(image_id for _, _, image_id in after)  # an image of early classes has more to tell
+    complete.sort(key=lambda sights: (-told[sights[0].image_id], sights[0].image_id))
     tables = []
     for sights in complete[:_STORIES]:
         head = "".join(f"<th>after {task.facts.task}</th>" for task in evidence)

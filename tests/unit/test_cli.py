@@ -152,7 +152,12 @@ INGEST: list[tuple[str, tuple[str, ...]]] = [
 USE: list[tuple[str, tuple[str, ...]]] = [
     ("predict no-model nowhere.jpg", ("nowhere.jpg", "no such image file")),
     ("predict no-model a.jpg nowhere.jpg", ("nowhere.jpg", "no such image file")),
-    ("predict no-model empty", ("empty", "no such image file")),
+    ("predict no-model empty", ("empty", "no image files")),
+    ("predict no-model *.gif", ("*.gif", "no file matches")),
+    ("predict no-model a.jpg --threshold 80", ("--threshold 80", "between 0 and 1")),
+    ("predict no-model a.jpg --threshold nan", ("--threshold nan", "between 0 and 1")),
+    ("sample digits -n 0 --out new", ("-n 0", "expected 1 to")),
+    ("sample digits --out file", ("file", "not a folder")),
     (f"predict no-model {LONG}", ("xxx",)),
     ("predict models:/nothing@final a.jpg", ("work", "no runs there yet")),
     ("predict models:/nothing/1 a.jpg --workdir file", ("file",)),
@@ -353,7 +358,7 @@ def test_a_missing_extra_is_one_line_that_names_it(capsys: pytest.CaptureFixture
         monkeypatch.delitem(sys.modules, name)
     assert cli.main(["compile", "voc-b0c4", "-o", "v.yaml"]) == 2
     error = capsys.readouterr().err
-    assert error == "csc: kfp is not installed; run: pip install 'csc-mlcil[pipelines]', or [all] for everything\n"
+    assert error == "csc: not installed: kfp; run: pip install 'csc-mlcil[pipelines]', or [all] for everything\n"
 
 
 def test_ui_refuses_a_port_that_is_taken(place: Path, capsys: pytest.CaptureFixture[str]):

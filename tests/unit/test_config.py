@@ -161,7 +161,8 @@ def test_empty_overrides_in_any_form_are_the_defaults():
 @pytest.mark.parametrize("key", ALL)
 def test_every_setting_can_be_set_from_the_command_line_and_changes_the_fingerprint(key: str, dataset: str):
     method, hint = ALL[key]
-    needed = {"features.views": ["backbone.frozen=true"], "memory.sampler": ["memory.per_class=2"]}.get(key, [])
+    frozen, sized = ["backbone.frozen=true"], ["memory.per_class=2"]
+    needed = {"features.views": frozen, "statistics.replay": frozen, "memory.sampler": sized}.get(key, [])
     before = resolve(dataset, parse_overrides([f"method={method}", *needed]))
     value = another(key, method, hint, before.flat()[key])
     after = resolve(dataset, parse_overrides([f"method={method}", *needed, f"{key}={value}"]))
