@@ -22,6 +22,7 @@ from csc.cli.workdir import use_workdir
 from csc.config import parse_overrides
 from csc.data.dataset import Dataset
 from csc.data.ingest.digits import VERSION, ingest_digits
+from csc.data.published import benchmark_note
 from csc.errors import BadConfig, BadData
 from csc.pipelines.local.lock import make_writable
 from csc.pipelines.profile import SHIPPED as PROFILES
@@ -191,7 +192,7 @@ def _sources_here(
             ingest_digits(uri)
         if uri and exists(join(uri, "dataset.json")):
             dataset = Dataset.open(uri)
-            sources[name] = DataSource(uri, len(dataset.classes), dataset.fingerprint)
+            sources[name] = DataSource(uri, len(dataset.classes), dataset.fingerprint, benchmark_note(dataset))
         elif uri and name in CLASS_COUNTS:
             sources[name] = DataSource(uri, CLASS_COUNTS[name])
     return sources

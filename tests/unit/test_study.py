@@ -4,6 +4,7 @@ import csv
 import html
 import io
 import re
+from dataclasses import replace
 from datetime import date
 from html.parser import HTMLParser
 from pathlib import Path
@@ -662,6 +663,15 @@ def test_held_out_images_are_never_shown_as_a_table_of_the_paper(form, server):
     for word in ("diff", "85.1", "as reported by the KRT paper"):
         assert word not in told
     assert {record["paper"] for record in csv.DictReader(io.StringIO(csv_lines(outcome)))} == {""}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_data_that_are_not_the_benchmark_are_named_next_to_the_paper(form, server):
+    study = read_study("table2").narrowed(["voc-b0c4"], ["csc"], [0])
+    part = {"voc": replace(SOURCES["voc"], note="not VOC 2007 as published: train: 6 images")}
+    assert "not VOC 2007 as published: train: 6 images" in told_in(
+        form, Outcome(study, tuple(results(cells(study, part))))
+    )
 
 
 def test_rows_that_alone_are_held_out_are_named(written, server):
