@@ -216,6 +216,7 @@ def test_settings_for_several_methods_count_where_they_are_read():
 
 
 def test_the_spelling_of_the_version_before_is_taken_with_a_hint(capsys: pytest.CaptureFixture[str]):
+    layers._hint.cache_clear()
     assert resolve("voc", {"old_label_policy": "masked"}) == resolve("voc", {"loss": {"old_labels": "masked"}})
     assert "old_label_policy is now called loss.old_labels" in capsys.readouterr().out
 
@@ -224,6 +225,7 @@ def test_the_spelling_of_the_version_before_is_taken_with_a_hint(capsys: pytest.
 def test_the_switch_of_batch_norm_is_taken_by_its_old_name_for_one_version(
     capsys: pytest.CaptureFixture[str], true: Any
 ):
+    layers._hint.cache_clear()
     frozen = {"train": {"batch_norm": "frozen_after_base"}}
     old = {"release_quirks": {"freeze_bn_after_base": true, "no_shuffle": True}}
     assert resolve("voc", old) == resolve("voc", {**frozen, "release_quirks": {"no_shuffle": True}})
