@@ -213,7 +213,8 @@ def _dry_run(plan: _Plan) -> int:
     from csc.tracking.story import finished_tasks
 
     print(plan.scenario.announcement(plan.classes))
-    changed = settings_text(changed_settings(plan.scenario.name, plan.config))
+    seed = {"seed": plan.config.seed} if plan.config.seed else {}
+    changed = settings_text(seed | changed_settings(plan.scenario.name, plan.config))
     print(f"method    {plan.config.method}, {', '.join(changed) or 'with its own settings'}")
     print(f"data      {plan.data}" + ("" if plan.key else " (will be made)"))
     finished = finished_tasks(plan.key) if plan.key and not nothing_tracked() else {}
