@@ -73,8 +73,9 @@ class ModelCard:
     data_fingerprint: str
     prior_fingerprint: str
     code_version: str
+    calibration: dict[str, Any] = field(default_factory=dict)  # of `csc.training.calibration`; none in older models
     format: int = FORMAT
-    files: dict[str, str] = field(default_factory=dict, compare=False)  # SHA-256 of each; none in models of before
+    files: dict[str, str] = field(default_factory=dict, compare=False)  # SHA-256 of each; none in older models
 
     @property
     def groups(self) -> tuple[int, ...]:
@@ -84,6 +85,17 @@ class ModelCard:
     def settings(self) -> Config:
         """The configuration the model was trained with."""
         return resolve(Scenario.parse(self.scenario).dataset, self.config)
+
+    @property
+    def temperature(self) -> float:
+        """By which logits are divided to give confidences that can be taken as frequencies."""
+        return float(self.calibration.get("temperature", 1.0))
+
+    @property
+    def thresholds(self) -> dict[str, float]:
+        """Above which confidence each class counts as present; the setting for classes that have none of their own."""
+        own = self.calibration.get("thresholds", {})
+        return {name: float(own.get(name, self.settings().threshold)) for name in self.classes}
 
     def facts(self) -> dict[str, str | int]:
         """What the model is, in few words; a cluster stores them with every step that uses it."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from csc.config.schema import AtLeast1, Config, NotNegative, Settings, Text
+from csc.config.schema import AtLeast1, Config, NotNegative, Settings, Statistics, Text
 from csc.errors import BadConfig
 from csc.methods import register
 from csc.methods.base import HEADS, HeadKind, Lesson, Step
@@ -22,6 +22,11 @@ class Agcn(Settings, frozen=True):
     """Weight of the preserved relations; for `head=label_graph` also the word vectors and the hidden width.
 
     `embeddings` names an .npz file with `classes` and `vectors`; `random` takes fixed random vectors.
+
+    Attributes:
+        relations: weight of the preserved relations.
+        embeddings: word vectors of the classes: random, or an .npz file.
+        width: of the hidden layer.
     """
 
     relations: NotNegative = 0.01
@@ -49,7 +54,7 @@ class AGCN(LwF):
 
     name = "agcn"
     heads = ("ci_gcn", "label_graph")
-    own_settings = (Agcn,)
+    own_settings = (Agcn, Statistics)
     needs_intermediates = True
 
     def begin(self, lesson: Lesson) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from csc.config.schema import AtLeast1, Config, NotNegative, Settings, Unit
+from csc.config.schema import AtLeast1, Config, NotNegative, Settings, Statistics, Unit
 from csc.errors import BadConfig
 from csc.methods import register
 from csc.methods.base import HEADS, HeadKind, Lesson, Method, Step
@@ -21,7 +21,17 @@ LOWEST, HIGHEST = 1e-4, 0.999999
 
 
 class Krt(Settings, frozen=True):
-    """The cross-attention head, the weight that keeps its old tokens' answers, and the pseudo-label threshold."""
+    """The cross-attention head, the weight that keeps its old tokens' answers, and the pseudo-label threshold.
+
+    Attributes:
+        width: of the tokens.
+        heads: of the attention.
+        init_std: deviation of the first weights of linear layers.
+        tokens: weight of the distance to the prior model's tokens.
+        threshold: confidence at which an old class counts as a pseudo-label, to begin with.
+        labels_per_image: of the data set, on average.
+        of_classes: how many classes that average is over.
+    """
 
     width: AtLeast1 = 384
     heads: AtLeast1 = 8
@@ -60,7 +70,7 @@ class KRT(Method):
 
     name = "krt"
     heads = ("attention", "linear")
-    own_settings = (Krt,)
+    own_settings = (Krt, Statistics)
     facts = ("krt.labels_per_image", "krt.of_classes")
     needs_prior = True
     needs_intermediates = True

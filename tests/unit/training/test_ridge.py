@@ -52,7 +52,7 @@ def images_of(task: int, count: int = 40) -> tuple[Tensor, Tensor, Tensor]:
 
 def learned(tasks: list[tuple[Tensor, Tensor, Tensor]], *items: str, statistics: Tensor | None = None) -> Method:
     """A method that has solved some tasks, each from the state of the one before alone."""
-    config = settings(*RIDGE, *items)
+    config = settings(*(items if "method=l3a" in items else (*RIDGE, *items)))
     built, head, old = method(config), build_head(config, FEATURES, (tasks[0][1].shape[1],)), 0
     for maps, labels, names in tasks:
         seen = old + labels.shape[1]
@@ -128,12 +128,12 @@ def test_scores_are_the_log_odds_of_two_normal_distributions():
 
 def test_pooling_and_random_features_are_settings_of_the_same_head():
     maps = images_of(0)[0]
-    config = settings(*RIDGE, "ridge.pooling=mean_max", "ridge.hidden=16", "ridge.expansion_seed=3")
+    config = settings(*RIDGE, "ridge.pooling=mean_max", "ridge.hidden=16", "seed=3")
     one, two = (build_head(config, FEATURES, (2,)) for _ in range(2))
     assert one.pooled(maps).shape == (len(maps), 2 * FEATURES)
     assert one.expanded(one.pooled(maps)).shape == (len(maps), 16)
-    assert torch.equal(one.expansion, two.expansion)  # a matter of the seed in the settings, not of chance
-    another = build_head(settings(*RIDGE, "ridge.hidden=16", "ridge.expansion_seed=4"), FEATURES, (2,))
+    assert torch.equal(one.expansion, two.expansion)  # a matter of the seed, not of what was drawn before
+    another = build_head(settings(*RIDGE, "ridge.hidden=16", "seed=4"), FEATURES, (2,))
     assert not torch.equal(one.expansion[:, :FEATURES], another.expansion)
 
 
@@ -164,3 +164,27 @@ def test_what_a_closed_form_cannot_use_is_refused(overrides: dict, key: str):
     with pytest.raises(BadConfig, match=key) as error:
         resolve("voc", {"method": "ridge", **overrides})
     assert one_line(error)
+
+
+def test_l3a_without_weights_and_pseudo_labels_is_plain_least_squares_on_its_random_features():
+    plain = ("method=l3a", "l3a.hidden=16", "l3a.weighting=none", "l3a.pseudo_labels=0")
+    tasks = [images_of(task) for task in range(3)]
+    maps, labels, names = zip(*tasks, strict=True)
+    one_by_one = learned(tasks, *plain)
+    at_once = learned([(torch.cat(maps), torch.block_diag(*labels), torch.cat(names))], *plain)
+    torch.testing.assert_close(one_by_one.state["A"], at_once.state["A"], rtol=0, atol=1e-8)
+    torch.testing.assert_close(one_by_one.state["C"], at_once.state["C"], rtol=0, atol=1e-8)
+    assert not one_by_one.head.linear.bias.any()
+
+
+def test_l3a_weighs_images_by_their_rare_classes_and_fills_in_old_ones():
+    options = ("method=l3a", "l3a.hidden=64", "l3a.penalty=0.01", "l3a.pseudo_labels=0.6")
+    first, second = images_of(0), images_of(1)
+    base = learned([first], *options)
+    counts = first[1].sum(0).double()
+    weights = 2 * counts**-0.5 / (counts**-0.5).sum()
+    of_image = (first[1].double() @ weights) / first[1].sum(1).clamp(min=1)
+    torch.testing.assert_close(base.state["C"][-1], of_image @ first[1].double())
+    with_pseudo, without = (learned([first, second], *options, *more) for more in ((), ("l3a.pseudo_labels=0",)))
+    assert (with_pseudo.state["C"][-1, :2] > without.state["C"][-1, :2]).any()
+    assert torch.equal(with_pseudo.state["counts"], torch.cat([counts, second[1].double().sum(0)]))
