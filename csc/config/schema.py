@@ -115,7 +115,8 @@ class Memory(Settings, frozen=True):
 
     `per_class` exemplars of each class, or `total` of all together (split evenly for `herding` and `random`).
     `concat` adds the exemplars to the task's images; `batch` draws a batch of them with each batch of the task, and
-    its loss counts `weight`. Unknown labels of an exemplar are negatives or masked.
+    its loss counts `weight`. Unknown labels of an exemplar are negatives or masked. With `relabel=teacher` the prior
+    model fills in those of old classes, with `both` also the learner those of new ones.
     """
 
     sampler: Literal["none", "herding", "random", "reservoir", "prs", "ocdm"] = "none"
@@ -127,6 +128,7 @@ class Memory(Settings, frozen=True):
     weight: NotNegative = 0.5
     labels: Literal["own_task", "own_to_current"] = "own_to_current"
     unknown: Literal["negative", "masked"] = "negative"
+    relabel: Literal["none", "teacher", "both"] = "none"
     rho: float = 0.0
 
     def __post_init__(self) -> None:

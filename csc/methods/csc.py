@@ -17,7 +17,8 @@ __all__ = ["CSC", "CiGcn"]
 class CiGcn(Settings, frozen=True, kw_only=False):
     """The class-incremental graph network; every ablation of the paper's table 5 is a value here.
 
-    The other values are other readings of the paper; `rank` above 0 is our own low-rank form for many classes.
+    The other values are other readings of the paper. Ours are `rank` above 0, a low-rank form for many classes, and
+    `divide_specific`: A_s divided by n, so that what a node gathers does not grow with the classes.
     """
 
     width: AtLeast1 = 1024
@@ -28,6 +29,7 @@ class CiGcn(Settings, frozen=True, kw_only=False):
     fusion: Literal["mean", "sum"] = "mean"
     plain: bool = False
     rank: AtLeast0 = 0
+    divide_specific: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a rank of a matrix that is counted, not learned."""
