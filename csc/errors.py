@@ -8,6 +8,7 @@ __all__ = [
     "CscError",
     "NotFinite",
     "StoreUnavailable",
+    "Terminated",
     "TrackingError",
     "TrackingUnavailable",
     "Unavailable",
@@ -16,7 +17,13 @@ __all__ = [
 
 
 class CscError(Exception):
-    """Base of all errors that the command line prints as one line, with exit code 2."""
+    """Base of all errors that the command line prints as one line, with exit code 2.
+
+    The text of a library or a file name in it may have line ends and control characters: they become spaces.
+    """
+
+    def __str__(self) -> str:
+        return "".join(char if char.isprintable() else " " for char in super().__str__()).strip()
 
 
 class BadScenario(CscError):
@@ -56,6 +63,10 @@ class StoreUnavailable(Unavailable, BadData):
 
 class TrackingUnavailable(Unavailable, TrackingError):
     """A tracking server, or the store of its models, that does not answer or answers only with errors of its own."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: like Ctrl-C, but from a program; what is finished is kept, and the same command resumes."""
 
 
 def resumable_error(reason: object) -> CscError:

@@ -1,7 +1,7 @@
 """Which classes arrive when: the scenarios {Bx-Cy} of multi-label class-incremental learning.
 
 `Bx-Cy` teaches x classes in the base task and y in each later one; with x = 0 the base task also has y.
-Classes arrive in lexicographic order.
+Classes arrive in the order that the data set gives, which is lexicographic unless `csc ingest --class-order` says else.
 """
 
 import re
@@ -91,8 +91,8 @@ class Scenario:
         return (first, *[self.increment] * full, *([remainder] if remainder else []))
 
     def tasks(self, classes: Sequence[str]) -> tuple[Task, ...]:
-        """Cut the classes, in lexicographic order, into tasks."""
-        order = tuple(sorted(classes))
+        """Cut the classes, in the given order, into tasks."""
+        order = tuple(classes)
         sizes = self.sizes(len(order))
         return tuple(
             Task(index, len(sizes), order[end - size : end], order[:end])

@@ -82,6 +82,8 @@ def _task_steps(
         model=trained.outputs["model"],
         metrics=scored.outputs["metrics"],
         test_view=views.outputs["test_view"],
+        evidence=scored.outputs["evidence"],
+        scores=scored.outputs["scores"],
         **prior,
     )
     for step in (split, views, registered):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from csc.serving.predictor import Predictor
 
-__all__ = ["SERVE"]
+__all__ = ["SERVE", "listening"]
 
 STOP_SECONDS = 30  # for requests under way when the server is told to stop
 
@@ -33,12 +33,10 @@ def _arguments(parser: ArgumentParser) -> None:
 
 
 def _serve(arguments: Namespace) -> int:
-    try:
-        import starlette  # noqa: F401 - that there is one
-        import uvicorn  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise BadConfig(f"csc serve needs {error.name}; install 'csc[train,tracking]'") from None
-    with _listening(arguments.host, arguments.port) as listener:
+    import starlette  # noqa: F401 - before the port is taken and the model fetched
+    import uvicorn  # noqa: F401
+
+    with listening(arguments.host, arguments.port) as listener:
         predictor = _load(arguments.model, arguments.workdir)
         name = arguments.name or _name(arguments.model, predictor)
         from csc.serving.service import application
@@ -50,7 +48,7 @@ def _serve(arguments: Namespace) -> int:
     return 0
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def listening(host: str, port: int) -> socket.socket:
     """A socket that listens; the first to find out, before the model is fetched, that a port is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -82,7 +80,7 @@ def _name(model: str, predictor: "Predictor") -> str:
     """The name in the registry; a folder does not have one, but tells how it would be registered."""
     if registered := re.fullmatch(r"models:/([^/@]+)[/@].+", model):
         return registered[1]
-    from csc.tracking.registry import model_name
+    from csc.tracking.names import model_name
 
     return model_name(predictor.card.scenario, predictor.card.method)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from csc.errors import BadData
 from csc.storage import local_path
+from csc.tracking.server import check_store
 
 __all__ = ["tracked_workdir", "use_workdir", "workdir_argument"]
 
@@ -20,6 +21,7 @@ def use_workdir(workdir: str) -> Path:
     folder = local_path(workdir).absolute()
     if not os.environ.get("MLFLOW_TRACKING_URI"):  # set to nothing is as good as not set
         os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder / 'mlflow.db'}"
+    check_store()
     return folder
 
 

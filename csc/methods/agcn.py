@@ -22,6 +22,11 @@ class Agcn(Settings, frozen=True):
     """Weight of the preserved relations; for `head=label_graph` also the word vectors and the hidden width.
 
     `embeddings` names an .npz file with `classes` and `vectors`; `random` takes fixed random vectors.
+
+    Attributes:
+        relations: weight of the preserved relations.
+        embeddings: word vectors of the classes: random, or an .npz file.
+        width: of the hidden layer.
     """
 
     relations: NotNegative = 0.01

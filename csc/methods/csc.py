@@ -17,8 +17,18 @@ __all__ = ["CSC", "CiGcn"]
 class CiGcn(Settings, frozen=True, kw_only=False):
     """The class-incremental graph network; every ablation of the paper's table 5 is a value here.
 
-    The other values are other readings of the paper. Ours are `rank` above 0, a low-rank form for many classes, and
-    `divide_specific`: A_s divided by n, so that what a node gathers does not grow with the classes.
+    The other values are other readings of the paper; `rank` and `divide_specific` are ours.
+
+    Attributes:
+        width: features of a class in the graph.
+        correlation: the two matrices: general (G), specific to the image (S), or counted (Z) as in AGCN.
+        masks: what makes class activation maps of scores.
+        mask_axis: whether a mask adds up to one over positions or over classes.
+        pooling: what turns maps into scores of the classes.
+        fusion: how the scores of maps and graph come together.
+        plain: takes out what the released network adds to the equations.
+        rank: of a low-rank form of the general matrix; 0 for the full one.
+        divide_specific: divides A_s by the number of classes, so that what a node gathers does not grow with them.
     """
 
     width: AtLeast1 = 1024

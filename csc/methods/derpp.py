@@ -14,7 +14,12 @@ __all__ = ["DERpp", "Derpp"]
 
 
 class Derpp(Settings, frozen=True):
-    """Weights of the stored logits and of the stored labels."""
+    """Weights of the stored logits and of the stored labels.
+
+    Attributes:
+        alpha: weight of the stored logits.
+        beta: weight of the stored labels.
+    """
 
     alpha: NotNegative = 0.5
     beta: NotNegative = 0.5

@@ -23,7 +23,15 @@ LOWEST, HIGHEST = 1e-4, 0.999999
 class Krt(Settings, frozen=True):
     """The cross-attention head, the weight that keeps its old tokens' answers, and the pseudo-label threshold.
 
-    `per_class`, ours, gives each old class its own threshold.
+    Attributes:
+        width: of the tokens.
+        heads: of the attention.
+        init_std: deviation of the first weights of linear layers.
+        tokens: weight of the distance to the prior model's tokens.
+        threshold: confidence at which an old class counts as a pseudo-label, to begin with.
+        labels_per_image: of the data set, on average.
+        of_classes: how many classes that average is over.
+        per_class: gives each old class a threshold of its own; ours.
     """
 
     width: AtLeast1 = 384

@@ -18,7 +18,14 @@ __all__ = ["L2P", "L2p"]
 
 
 class L2p(Settings, frozen=True):
-    """A pool of prompts for a frozen transformer, and the pull of the chosen keys towards the images."""
+    """A pool of prompts for a frozen transformer, and the pull of the chosen keys towards the images.
+
+    Attributes:
+        pool: prompts that there are.
+        length: tokens of a prompt.
+        chosen: prompts that an image gets.
+        pull: weight of the distance between an image and the keys of its prompts.
+    """
 
     pool: AtLeast1 = 10
     length: AtLeast1 = 5

@@ -16,6 +16,10 @@ class Distillation(Loss, frozen=True):
     """α, the weight of the labels against the prior model, and what stands for the labels of old classes.
 
     `kd` takes the prior model's soft outputs, `negative` zeros, `masked` nothing.
+
+    Attributes:
+        alpha: weight of the labels; the rest is that of the prior model.
+        old_labels: what stands for the labels of old classes.
     """
 
     alpha: Unit = 0.15

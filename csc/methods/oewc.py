@@ -16,7 +16,14 @@ __all__ = ["Oewc", "OnlineEWC"]
 
 
 class Oewc(Settings, frozen=True):
-    """Strength of the penalty, decay of the Fisher information, and how it is estimated."""
+    """Strength of the penalty, decay of the Fisher information, and how it is estimated.
+
+    Attributes:
+        weight: of the penalty.
+        gamma: what is left of the Fisher information after each task.
+        samples: images that it is estimated on.
+        batch_size: images whose gradients are squared together.
+    """
 
     weight: NotNegative = 100.0
     gamma: Unit = 1.0

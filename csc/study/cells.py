@@ -1,6 +1,7 @@
 """The cells of a study: one scenario run for each row, scenario and seed, and which of them are finished."""
 
 import functools
+import itertools
 import json
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -29,25 +30,15 @@ class DataSource:
 
 @dataclass(frozen=True)
 class Cell:
-    """One scenario run that a study asks for.
-
-    Attributes:
-        row: of the table.
-        scenario: which classes arrive when.
-        seed: of all random choices.
-        settings: overrides as JSON; what a pipeline is given.
-        config: all settings; None if they contradict each other.
-        source: the data; None if it is not known.
-        refused: why the cell cannot be run; empty if it can.
-    """
+    """One scenario run that a study asks for."""
 
     row: Row
     scenario: Scenario
     seed: int
-    settings: str
-    config: Config | None
-    source: DataSource | None
-    refused: str = ""
+    settings: str  # overrides as JSON; what a pipeline is given
+    config: Config | None  # all settings; None if they contradict each other
+    source: DataSource | None  # the data; None if it is not known
+    refused: str = ""  # why the cell cannot be run; empty if it can
 
     @property
     def name(self) -> str:
@@ -57,9 +48,13 @@ class Cell:
     @functools.cached_property
     def key(self) -> str:
         """What tracking knows the run by, see `csc.tracking.runs.run_key`; empty if it cannot be known yet."""
+        return self.key_with(code_version())
+
+    def key_with(self, code: str) -> str:
+        """The key that the run has if it was made by another version of the code."""
         if self.config is None or self.source is None or not self.source.fingerprint:
             return ""
-        return self.config.fingerprint(self.scenario.name, self.source.fingerprint, code_version())
+        return self.config.fingerprint(self.scenario.name, self.source.fingerprint, code)
 
     @property
     def views(self) -> int:
@@ -86,13 +81,9 @@ class Cell:
 
 
 def cells(study: Study, sources: Mapping[str, DataSource]) -> list[Cell]:
-    """All cells of a study, in the order of its table.
+    """All cells of a study, in the order of its table; `sources` are the data sets at hand, by name.
 
     Settings that contradict each other only leave out the cells that have them, unless that is all of them.
-
-    Args:
-        study: what to run.
-        sources: the data sets at hand, by name.
     """
     made = [
         _cell(study, row, Scenario.parse(name), seed, sources)
@@ -124,7 +115,7 @@ def _cell(study: Study, row: Row, scenario: Scenario, seed: int, sources: Mappin
     except BadConfig as error:
         refused = str(error)
     if source is None:
-        refused = f"no data set '{scenario.dataset}' at hand; name its place with --data"
+        refused = f"no data set '{scenario.dataset}' at hand; give its uri with --data"
     else:
         scenario.sizes(source.classes)  # nonsense is refused before anything is run
     settings = differences(scenario.dataset, config) if config else json.dumps(overrides, sort_keys=True)
@@ -133,25 +124,15 @@ def _cell(study: Study, row: Row, scenario: Scenario, seed: int, sources: Mappin
 
 @dataclass(frozen=True)
 class Result:
-    """What is known of a cell.
-
-    Attributes:
-        cell: the run.
-        metrics: after the last task, and the summary of all; empty unless it is finished.
-        curve: the mAP after each task.
-        facts: what the result stands on: `initialisation`, `data` and `code`.
-        run_id: of the tracked run.
-        missing: `failed` or `not run`; empty if it is finished.
-        reason: why it is missing.
-    """
+    """What is known of a cell."""
 
     cell: Cell
-    metrics: Mapping[str, float]
-    curve: tuple[float, ...] = ()
-    facts: Mapping[str, str] = field(default_factory=dict)
-    run_id: str = ""
-    missing: str = ""
-    reason: str = ""
+    metrics: Mapping[str, float]  # after the last task, and the summary of all; empty unless it is finished
+    curve: tuple[float, ...] = ()  # the mAP after each task
+    facts: Mapping[str, str] = field(default_factory=dict)  # what it stands on: `initialisation`, `data` and `code`
+    run_id: str = ""  # of the tracked run
+    missing: str = ""  # `failed` or `not run`; empty if it is finished
+    reason: str = ""  # why it is missing
 
     def fact(self, name: str) -> str:
         """One of the facts; `unknown` if the run does not say."""
@@ -166,7 +147,11 @@ class Result:
 
 
 def results(
-    asked: Iterable[Cell], *, failed: Mapping[str, str] | None = None, tried: Container[str] = ()
+    asked: Iterable[Cell],
+    *,
+    failed: Mapping[str, str] | None = None,
+    tried: Container[str] = (),
+    any_code: bool = False,
 ) -> list[Result]:
     """Look up every cell among the finished runs of the tracking server.
 
@@ -174,17 +159,21 @@ def results(
         asked: cells.
         failed: reasons why cells failed, by key, as far as they are known.
         tried: names of cells that were run; one that is still not finished has failed.
+        any_code: runs of other versions of the code will do where there is none of this one.
     """
     asked = list(asked)
     known = {name: finished_runs(name) for name in dict.fromkeys(cell.scenario.name for cell in asked)}
-    return [_result(cell, known[cell.scenario.name], failed or {}, tried) for cell in asked]
+    return [_result(cell, known[cell.scenario.name], failed or {}, tried, any_code) for cell in asked]
 
 
-def _result(cell: Cell, runs: list[ScenarioRun], failed: Mapping[str, str], tried: Container[str]) -> Result:
+def _result(
+    cell: Cell, runs: list[ScenarioRun], failed: Mapping[str, str], tried: Container[str], any_code: bool
+) -> Result:
     if cell.refused:
         return Result(cell, {}, missing="not run", reason=cell.refused)
-    for run in runs:
-        if run.tags.get("csc.run_key") != cell.key:
+    codes = dict.fromkeys([code_version(), *(run.tags.get("csc.code_version", "") for run in runs if any_code)])
+    for key, run in itertools.product(map(cell.key_with, codes), runs):
+        if run.tags.get("csc.run_key") != key:
             continue
         values = curve(run.run_id)
         if len(values) == cell.tasks and "avg_mAP" in run.metrics:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from csc.tracking.retry import translate_errors
 from csc.tracking.server import connect, nothing_tracked, tracking_uri, without_secrets
+from csc.tracking.views import saved_views
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -17,9 +18,11 @@ __all__ = [
     "close_runs",
     "curve",
     "finished_runs",
+    "newest_runs",
     "progress_since",
     "reach",
     "with_tags",
+    "with_views",
 ]
 
 
@@ -68,6 +71,18 @@ def with_tags(tags: Mapping[str, str]) -> str:
     return " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
 
 
+def with_views() -> dict[str, str]:
+    """The ids of our experiments by name, each with its saved views; those that it misses are added."""
+    with translate_errors():
+        client = connect()
+        found = client.search_experiments(filter_string="name LIKE 'csc-%'")
+        for experiment in found:
+            for tag, value in saved_views().items():
+                if tag not in experiment.tags:
+                    client.set_experiment_tag(experiment.experiment_id, tag, value)
+    return {str(experiment.name): str(experiment.experiment_id) for experiment in found}
+
+
 def finished_runs(scenario: str) -> list[ScenarioRun]:
     """The finished runs of a scenario, in whatever experiment, newest first; looking changes nothing."""
     if nothing_tracked():
@@ -75,6 +90,18 @@ def finished_runs(scenario: str) -> list[ScenarioRun]:
     with translate_errors():
         found = _search(connect(), {"csc.role": "scenario", "csc.scenario": scenario}, status="FINISHED")
         return [_scenario_run(run) for run in found]
+
+
+def newest_runs(count: int) -> list[str]:
+    """The ids of the scenario runs that were finished last, newest first."""
+    if nothing_tracked():
+        return []
+    query = f"{with_tags({'csc.role': 'scenario'})} and attributes.status = 'FINISHED'"
+    with translate_errors():
+        client = connect()
+        newest = ["attributes.end_time DESC"]
+        found = client.search_runs(_experiments(client), query, max_results=count, order_by=newest)
+        return [str(run.info.run_id) for run in found]
 
 
 def curve(run_id: str) -> tuple[float, ...]:

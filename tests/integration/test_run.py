@@ -2,10 +2,10 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
-import time
 import urllib.request
 
 import pytest
@@ -125,26 +125,38 @@ def test_ui_serves_the_runs_of_the_work_folder(undisturbed):
         port = probe.getsockname()[1]
     words = command("ui", "--workdir", workdir, "--port", port)
     with subprocess.Popen(
-        words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment(), start_new_session=True
+        words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment(), start_new_session=True
     ) as server:
         try:
-            api = f"http://127.0.0.1:{port}/api/2.0/mlflow"
-            found = json.loads(answer(f"{api}/experiments/get-by-name?experiment_name=csc-digits"))
+            line = next(line for line in server.stdout if line.startswith("MLflow on "))
+            address = line.split()[2]
+            assert address == f"http://127.0.0.1:{port}"
+            question = f"{address}/api/2.0/mlflow/experiments/get-by-name?experiment_name=csc-digits"
+            with urllib.request.urlopen(question, timeout=30) as reply:  # it answers as soon as it says so
+                found = json.load(reply)
         finally:
             os.killpg(server.pid, signal.SIGTERM)
     assert found["experiment"]["name"] == "csc-digits"
 
 
-def answer(address, seconds=90):
-    """What a server says once it is up."""
-    until = time.monotonic() + seconds
-    while True:
-        try:
-            with urllib.request.urlopen(address, timeout=5) as reply:
-                return reply.read()
-        except OSError:
-            assert time.monotonic() < until, f"no answer from {address}"
-            time.sleep(0.5)
+def test_show_tells_the_story_of_a_run_however_it_is_named(undisturbed, scenes):
+    workdir, _ = undisturbed
+    told = [csc("show", *words, "--workdir", workdir) for words in ([], ["digits-b0c4"], [f"models:/{NAME}/2"])]
+    assert {done.stdout for done in told} == {told[0].stdout}
+    lines = told[0].stdout.splitlines()
+    assert re.match(r"digits-b0c4 csc seed 0.* · finished · started 20", lines[0])
+    assert lines[1] == "settings  backbone.name=test_byobnet · train.epochs=2 · cigcn.width=16"
+    assert lines[2] == f"model     models:/{NAME}/3"
+    tasks = last_results(workdir)
+    last, first = tasks[-1]["AP"]["0"], tasks[0]["AP"]["0"]
+    assert any(re.fullmatch(rf" 0  [▁-█]{{3}} +{first:.1f} → +{last:.1f}  \(.*\)", line) for line in lines)
+    assert re.fullmatch(rf" 9    [▁-█] +{tasks[-1]['AP']['9']:.1f}", lines[-1])
+    unknown = csc("show", "voc-b0c4", "--workdir", workdir)
+    assert (unknown.returncode, "no run 'voc-b0c4'" in unknown.stderr) == (2, True)
+    plan = csc("run", "digits-b0c4", "--data", scenes, "--workdir", workdir, "--dry-run")
+    assert [f"task {number}    finished, mAP {task['mAP']:.1f}" for number, task in enumerate(tasks, 1)] == (
+        plan.stdout.splitlines()[-3:]
+    )
 
 
 def test_second_call_reuses_every_step_and_adds_nothing(undisturbed, scenes, client):
@@ -186,3 +198,42 @@ def test_run_killed_at_any_moment_and_started_again_gives_the_same_numbers(undis
     for child in children:
         assert sorted(metric.step for metric in client.get_metric_history(child.info.run_id, "train/loss")) == [1, 2]
     assert [metric.step for metric in client.get_metric_history(parent.info.run_id, "mAP")] == [1, 2, 3]
+
+
+def flip_a_byte(workdir, step, output):
+    """Change the newest output of a step in the middle."""
+    path = max(workdir.glob(f"pipeline/*/*/{step}/{output}"), key=lambda path: path.stat().st_mtime)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_artifacts_that_change_between_two_runs_are_made_again_and_the_numbers_stay(undisturbed, scenes, tmp_path):
+    fresh_database(tmp_path)
+    words = ("run", "digits-b0c4", "--data", scenes, "--workdir", tmp_path)
+    done = csc(*words)
+    assert done.returncode == 0, done.stderr
+    damages = [
+        {
+            ("task 1 · split-labels", "split"): ("split-labels", "split"),
+            ("task 1 · evaluate", "scores"): ("evaluate", "scores"),
+            ("task 2 · build-dataset", "train_view"): ("build-dataset-2", "train_view"),
+            ("task 2 · evaluate", "metrics"): ("evaluate-2", "metrics"),
+            ("task 3 · build-dataset", "test_view"): ("build-dataset-3", "test_view"),
+            ("task 3 · register", "registered"): ("register-3", "registered"),
+        },
+        {("task 2 · train", "model"): ("train-2", "model/model.safetensors")},
+    ]
+    for damage in damages:
+        for step, output in damage.values():
+            flip_a_byte(tmp_path, step, output)
+        done = csc(*words)
+        assert done.returncode == 0, done.stderr
+        for step, output in damage:
+            assert f"{step}: {output} has changed since it was written; the step runs again" in done.stdout
+        assert done.stdout.count("has changed since it was written") == len(damage)
+        assert "task 1 · train           reused" in done.stdout
+        assert last_results(tmp_path) == last_results(undisturbed[0])
+    from mlflow.tracking import MlflowClient
+
+    assert len(MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").search_model_versions(f"name = '{NAME}'")) == 3

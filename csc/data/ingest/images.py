@@ -15,9 +15,23 @@ from csc.data.shards import FORMATS
 from csc.errors import BadData, resumable_error
 from csc.storage import absolute
 
-__all__ = ["BrokenImage", "Encoded", "Images", "Listed", "SourceImages", "checked_jpeg", "read_ahead", "scaled_down"]
+__all__ = [
+    "BrokenImage",
+    "Encoded",
+    "Images",
+    "Listed",
+    "SourceImages",
+    "checked_jpeg",
+    "read_ahead",
+    "scaled_down",
+    "split_by_name",
+]
 
 JPEG_QUALITY = 90  # of images that are scaled down
+MOST_PIXELS = 89_478_485  # Pillow's own limit, from which on it warns
+TEST_EVERY = 5
+SPLIT_BY_NAME = f"by name: about one image in {TEST_EVERY} is a test image"
+TEST_FOLDERS = ("test", "val", "valid", "validation")  # the first that is there is the test split
 READERS = 16  # requests to an object store at a time, for each worker
 
 _REMEDY = "replace the file, or leave out images that cannot be used with --skip-bad"
@@ -53,6 +67,16 @@ class Encoded(NamedTuple):
     jpeg: bytes
     width: int
     height: int
+
+
+def split_by_name(name: str) -> str:
+    """The split of an image whose source does not say: about one in `TEST_EVERY` is a test image, always the same.
+
+    >>> [split_by_name(f"{number}.jpg") for number in range(4)]
+    ['train', 'train', 'train', 'train']
+    """
+    number = int.from_bytes(hashlib.sha256(name.encode(errors="backslashreplace")).digest()[:8], "big")
+    return "test" if number % TEST_EVERY == 0 else "train"
 
 
 Images = Callable[[Sequence[Listed]], Iterable[Encoded]]  # reads the images of some rows, one by one
@@ -123,6 +147,8 @@ def checked_jpeg(content: bytes, where: str) -> Encoded:
     try:
         with Image.open(io.BytesIO(content), formats=FORMATS) as image:
             width, height = image.size
+            if width * height > MOST_PIXELS:
+                raise ValueError(f"{width} × {height} pixels, at most {MOST_PIXELS:,} are decoded")
             if image.format == "JPEG":
                 image.draft("RGB", (1, 1))  # reads every byte and skips most of the arithmetic
                 image.load()

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 
 from csc.data.columns import LABELS
 from csc.data.dataset import SPLITS, Dataset
+from csc.data.ingest.classes import check_class_names, in_order
 from csc.data.ingest.images import Images, Listed, SourceImages
 from csc.data.ingest.output import refuse_foreign, resume
 from csc.data.ingest.repair import beyond_repair, repair
@@ -29,7 +30,7 @@ from csc.data.ingest.source import Source
 from csc.data.ingest.workers import for_each_part
 from csc.data.progress import Bar
 from csc.errors import BadData, Unavailable
-from csc.storage import exists, join, write_json
+from csc.storage import exists, join, sha256_file, write_json
 
 __all__ = ["DEFAULTS", "Annotated", "WriteOptions", "label_table", "write_dataset", "write_source"]
 
@@ -38,7 +39,7 @@ SHARD_ROWS = 1024
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """How a data set is written; only the last two change its content.
+    """How a data set is written; only the last three change its content.
 
     Attributes:
         workers: processes that write shards.
@@ -46,6 +47,7 @@ class WriteOptions:
         shard_rows: images in a shard.
         skip_bad: leave out broken images instead of stopping at the first; the record of the source names them.
         short_side: scale images down to this short side; the record of the source says so.
+        class_order: in which order classes arrive; that of their names if not given.
     """
 
     workers: int = 1
@@ -53,6 +55,7 @@ class WriteOptions:
     shard_rows: int = SHARD_ROWS
     skip_bad: bool = False
     short_side: int | None = None
+    class_order: Sequence[str] | None = None
 
     @property
     def stream(self) -> TextIO:
@@ -153,7 +156,8 @@ def write_dataset(
             same. By default `source` takes its place.
         options: how it is written.
     """
-    order = tuple(sorted(classes))
+    order = in_order(classes, options.class_order)
+    check_class_names(order)
     plan = _Plan(name, order, difficult_is_member, source, _checked(listing, order), state, options)
     refuse_foreign(out)
     card = join(out, "dataset.json")
@@ -211,7 +215,8 @@ class _Plan:
         """Write the files next to the shards; the card of the data set comes last."""
         index = [{"rows": shard.rows, "bytes": shard.bytes, "sha256": shard.sha256} for shard in shards]
         write_json(folder / "images" / "index.json", index)
-        pq.write_table(self.labels, folder / "labels.parquet")
+        labels = folder / "labels.parquet"
+        pq.write_table(self.labels, labels)
         info = {
             "name": self.name,
             "classes": list(self.classes),
@@ -219,6 +224,7 @@ class _Plan:
             "fingerprint": self.fingerprint(content for shard in shards for content in shard.contents),
             "source": self.source,
             "difficult_is_member": self.difficult_is_member,
+            "labels_sha256": sha256_file(labels),
         }
         write_json(folder / "dataset.json", info)
 
@@ -296,6 +302,8 @@ def _checked(listing: Iterable[Listed], classes: Sequence[str]) -> tuple[Listed,
     """Return a listing by split and id, with sorted labels, each once; refuse one with an unusable class."""
     known, seen, rows = set(classes), set[str](), list[Listed]()
     for row in sorted(listing, key=lambda row: (SPLITS.index(row.split), row.image_id)):
+        if not row.image_id.isprintable():
+            raise BadData(f"image {row.image_id!a}: its name cannot be written in one line; rename the file")
         if row.image_id in seen:
             raise BadData(f"image {row.image_id}: id appears twice; every image needs an id of its own")
         unknown = {*row.labels, *row.difficult} - known

@@ -1,0 +1,86 @@
+"""Where a network looks: one map per image and class, for people to look at.
+
+    CI-GCN          its masks M over space                               (eq. 3 of the paper)
+    KRT             attention of each task's tokens on the image, the same for the classes of a task
+    prompts         attention rollout of the transformer, from its prompts to the patches, the same for all classes
+    any other head  what it says of each position alone; for a linear head, these are its class activation maps W F
+
+They decide no number.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import singledispatch
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from csc.nets.attention import IncrementalCrossAttention
+from csc.nets.ci_gcn import CIGCN
+from csc.nets.network import Network
+from csc.nets.prompts import PromptedBackbone
+
+__all__ = ["class_activation_maps"]
+
+
+def class_activation_maps(network: Network, images: Tensor) -> Tensor:
+    """What the network gets, uint8 images or cached maps, to maps (B, classes, h, w), each from 0 to 1."""
+    if isinstance(network.backbone, PromptedBackbone):
+        with _attention(network.backbone.net) as weights:
+            classes = network(images).shape[1]
+        found = rollout(network.backbone, weights).unsqueeze(1).expand(-1, classes, -1, -1)
+    else:
+        found = maps_of(network.head, network.features(images))
+    low, high = (bound(found.float(), dim=(2, 3), keepdim=True) for bound in (torch.amin, torch.amax))
+    return (found - low) / (high - low).clamp(min=torch.finfo(torch.float32).tiny)
+
+
+@singledispatch
+def maps_of(head: nn.Module, F: Tensor) -> Tensor:
+    """Where a head looks in feature maps F (B, features, h, w): (B, n, h, w), larger where it looks more."""
+    alone = F.permute(0, 2, 3, 1).flatten(0, 2)[:, :, None, None]  # (B · h · w, features, 1, 1)
+    return cast(Tensor, head(alone)).view(len(F), *F.shape[2:], -1).permute(0, 3, 1, 2)
+
+
+@maps_of.register
+def _(head: CIGCN, F: Tensor) -> Tensor:
+    M = head.masks(head.class_maps(F.flatten(2).transpose(1, 2)))  # (B, P, n)
+    return M.transpose(1, 2).reshape(len(F), -1, *F.shape[2:])
+
+
+@maps_of.register
+def _(head: IncrementalCrossAttention, F: Tensor) -> Tensor:
+    of_tasks = head.block.attention(head.transfer, torch.cat([*head.tokens]), head.image_tokens(F))  # (B, T, P)
+    tasks = torch.repeat_interleave(torch.arange(len(head.groups)), torch.tensor(head.groups))
+    return of_tasks[:, tasks.to(F.device)].view(len(F), -1, *F.shape[2:])
+
+
+@contextmanager
+def _attention(net: Any) -> Iterator[list[Tensor]]:
+    """The attention of each block of a timm transformer in the passes of the context, (B, heads, tokens, tokens)."""
+    layers = [block.attn for block in net.blocks]
+    fused, weights = [layer.fused_attn for layer in layers], []
+    hooks = [layer.attn_drop.register_forward_hook(lambda _, __, out: weights.append(out)) for layer in layers]
+    try:
+        for layer in layers:
+            layer.fused_attn = False  # the fused form never makes the weights
+        yield weights
+    finally:
+        for layer, was, hook in zip(layers, fused, hooks, strict=True):
+            layer.fused_attn = was
+            hook.remove()
+
+
+def rollout(backbone: PromptedBackbone, weights: list[Tensor]) -> Tensor:
+    """What reaches the prompts from each patch through all blocks (B, h, w), half of it by each block's residual."""
+    depth, first = len(backbone.net.blocks), backbone.net.num_prefix_tokens
+    reached: Tensor | None = None
+    for layer in weights[-depth:]:  # the pass with prompts is the second
+        A = layer.mean(dim=1) / 2 + torch.eye(layer.shape[-1], device=layer.device) / 2
+        reached = A if reached is None else A @ reached
+    assert reached is not None
+    prompts = backbone.chosen * backbone.prompts.shape[1]
+    seen = reached[:, first : first + prompts, first + prompts :].mean(dim=1)
+    side = round(seen.shape[1] ** 0.5)
+    return seen.view(len(seen), side, -1)
