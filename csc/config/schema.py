@@ -170,7 +170,7 @@ class Memory(Settings, frozen=True):
         weight: of the loss of such a batch.
         labels: which labels of an exemplar count.
         unknown: whether other labels count as absent or not at all.
-        relabel: who fills in unknown labels: nobody, the prior model those of old classes, or the learner those of new too.
+        relabel: who fills in unknown labels: nobody, the prior model (old classes), or the learner, too (new ones).
         rho: of prs: the share of a class in the memory is its frequency to this power.
     """
 
