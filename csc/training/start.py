@@ -66,7 +66,8 @@ def start_task(
     prior, prior_card = load_network(prior_folder, map_channels=channels)
     _check_prior(prior_card, settings, card, task)
     start = _grown(settings, prior, task, replace(card, **_inherited(prior_card)), prior_folder)
-    return start if kind.needs_prior else replace(start, prior=None)
+    wanted = kind.needs_prior or settings.memory.relabel != "none"
+    return start if wanted else replace(start, prior=None)
 
 
 def _initialised(settings: Config, card: ModelCard) -> Start:
