@@ -214,7 +214,7 @@ def _dry_run(plan: _Plan) -> int:
 
     print(plan.scenario.announcement(plan.classes))
     changed = settings_text(changed_settings(plan.scenario.name, plan.config))
-    print(f"method    {plan.config.method}, {', '.join(changed) or 'with its own settings'}")
+    print(f"method    {plan.config.method}, seed {plan.config.seed}, {', '.join(changed) or 'its own settings'}")
     print(f"data      {plan.data}" + ("" if plan.key else " (will be made)"))
     finished = finished_tasks(plan.key) if plan.key and not nothing_tracked() else {}
     for task in range(plan.window.first, plan.window.last + 1):
