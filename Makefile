@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test quick test-docker bench lint format golden lock wheelhouse images push clean
+.PHONY: help setup run test quick test-docker bench screenshots lint format fuzz golden lock wheelhouse images push clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -33,6 +33,9 @@ test-docker: $(STAMP)  ## build the images and run their tests (minutes, 18 GB o
 
 bench: $(STAMP)  ## measure speed as ratios to named limits (BENCH="step load" for some)
 	$(BIN)/python -m benchmarks $(BENCH)
+
+screenshots: $(STAMP)  ## take the pictures of the docs from the newest run of work/ (needs Chromium)
+	$(BIN)/python docs/screenshots.py work
 
 TYPED := build/typed/csc
 lint: $(STAMP)  ## ruff and mypy
@@ -78,3 +81,6 @@ wheelhouse: $(STAMP)  ## fetch the wheels of the images into WHEELHOUSE=folder, 
 
 clean:  ## remove runs and caches, keep .venv
 	rm -rf work .mypy_cache .ruff_cache .pytest_cache build *.egg-info
+
+fuzz: $(STAMP)  ## parsers of foreign files, given thousands of mutated ones, in 4 GB of memory
+	@ulimit -v 4000000; FUZZ_EXAMPLES=$${FUZZ_EXAMPLES:-2000} OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 0 tests/fuzz

@@ -47,7 +47,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> ArgumentParser:
-    from csc.cli import cluster, compare, doctor, ingest, lists, predict, run, sample, serve, show, study, submit, ui
+    from csc.cli import (
+        cluster,
+        compare,
+        doctor,
+        ingest,
+        lists,
+        predict,
+        report,
+        run,
+        sample,
+        serve,
+        show,
+        study,
+        submit,
+        ui,
+    )
 
     commands = {
         "compare": compare.COMPARE,
@@ -57,6 +72,7 @@ def _parser() -> ArgumentParser:
         "logs": cluster.LOGS,
         "methods": lists.METHODS,
         "predict": predict.PREDICT,
+        "report": report.REPORT,
         "retry": cluster.RETRY,
         "run": run.RUN,
         "sample": sample.SAMPLE,

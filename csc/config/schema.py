@@ -25,6 +25,7 @@ __all__ = [
     "Memory",
     "NotNegative",
     "Settings",
+    "Statistics",
     "Text",
     "Train",
     "Unit",
@@ -205,6 +206,16 @@ class Register(Settings, frozen=True):
     max_drop: NotNegative = 0.0
 
 
+class Statistics(Settings, frozen=True):
+    """Features of old classes, drawn from their mean and spread at each step (`csc.replay.statistics`); ours.
+
+    As many are drawn as the batch has images, and their loss counts `weight`. Only with a frozen backbone.
+    """
+
+    replay: bool = False
+    weight: NotNegative = 1.0
+
+
 class ReleaseQuirks(Settings, frozen=True):
     """What the released code does otherwise than the paper, one switch each.
 
@@ -255,12 +266,17 @@ class Config(Settings, frozen=True):
     release_quirks: ReleaseQuirks = ReleaseQuirks()
     register: Register = Register()
     memory: ClassVar[Memory] = Memory()  # of methods that never replay; others have a group of this name
+    statistics: ClassVar[Statistics] = Statistics()  # likewise, of methods without a prior
 
     def __post_init__(self) -> None:
         """Refuse settings that contradict each other."""
         views = self.features.views
         if self.held_out == 1:
             raise BadConfig("held_out=1: holds out all training images; 5 holds out a fifth of them")
+        if self.statistics.replay and not self.backbone.frozen:
+            raise BadConfig(
+                "statistics.replay=true: features of a backbone that learns go stale; set backbone.frozen=true"
+            )
         if views and not self.backbone.frozen:
             raise BadConfig(
                 f"features.views={views}: maps of a backbone that learns go stale; set backbone.frozen=true"

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from csc.config.schema import AtLeast1, Config, NotNegative, Settings, Unit
+from csc.config.schema import AtLeast1, Config, NotNegative, Settings, Statistics, Unit
 from csc.errors import BadConfig
 from csc.methods import register
 from csc.methods.base import HEADS, HeadKind, Lesson, Method, Step
@@ -70,7 +70,7 @@ class KRT(Method):
 
     name = "krt"
     heads = ("attention", "linear")
-    own_settings = (Krt,)
+    own_settings = (Krt, Statistics)
     facts = ("krt.labels_per_image", "krt.of_classes")
     needs_prior = True
     needs_intermediates = True

@@ -32,14 +32,13 @@ class Ridge(Settings, frozen=True):
     standardise: bool = True
     pooling: Literal["mean", "mean_max"] = "mean"
     hidden: AtLeast0 = 0
-    expansion_seed: AtLeast0 = 0
     once: bool = False
 
 
 def _analytic(config: Config, features: int, groups: Sequence[int]) -> "Head":
     from csc.nets.analytic import AnalyticHead
 
-    return AnalyticHead(features, sum(groups), config.of(Ridge))
+    return AnalyticHead(features, sum(groups), config.of(Ridge), config.seed)
 
 
 HEADS["ridge"] = HeadKind(_analytic, Ridge)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from csc.artifacts import Metrics, RegisteredTask, Run, TaskResult, Training
 from csc.config.schema import Register
+from csc.data.views import read_view
 from csc.model import ModelCard, fingerprint, read_card
 from csc.retry import with_retries
 from csc.serving.packaging import package_model
@@ -43,7 +44,7 @@ def register(
     folder = Path(model)
     card, numbers, training = read_card(folder), Metrics.read(metrics), Training.read(folder / "training.json")
     before = RegisteredTask.read(prior) if prior else None
-    results = _results(card, training, numbers, before)
+    results = _results(card, training, numbers, before, read_view(test_view).note)
     tracked = {name: float(numbers[name]) for name in TRACKED}
     tracker, digest = Tracker(card), fingerprint(folder)
     with tempfile.TemporaryDirectory(prefix="csc-package-") as aside:
@@ -86,7 +87,9 @@ def _kept_back(limits: Register, reached: float, before: RegisteredTask | None) 
     return ""
 
 
-def _results(card: ModelCard, training: Training, numbers: Metrics, before: RegisteredTask | None) -> Run:
+def _results(
+    card: ModelCard, training: Training, numbers: Metrics, before: RegisteredTask | None, data_note: str
+) -> Run:
     """The results of the run up to this task."""
     result = TaskResult(card.task, card.new, card.classes, numbers, training.images, training.seconds)
     return Run(
@@ -99,4 +102,5 @@ def _results(card: ModelCard, training: Training, numbers: Metrics, before: Regi
         tasks=(*(before.run.tasks if before is not None else ()), result),
         held_out=int(card.config["held_out"]),
         settings=changed_settings(card.scenario, card.settings()),
+        data_note=data_note,
     )

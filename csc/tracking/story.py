@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from csc.artifacts import RegisteredTask
-from csc.config import resolve
+from csc.config import Config, resolve
 from csc.config.tree import nested
 from csc.errors import TrackingError
 from csc.scenario import Scenario
@@ -48,9 +48,14 @@ class Story:
     record: RegisteredTask | None
 
     @property
+    def config(self) -> Config:
+        """The settings, checked."""
+        return resolve(Scenario.parse(self.scenario).dataset, nested(self.settings))
+
+    @property
     def changed(self) -> dict[str, Any]:
         """The settings that differ from those that the method has on the data set anyway."""
-        return changed_settings(self.scenario, resolve(Scenario.parse(self.scenario).dataset, nested(self.settings)))
+        return changed_settings(self.scenario, self.config)
 
 
 def find_story(words: str = "") -> Story:

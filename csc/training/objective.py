@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from csc.config.schema import Config
 from csc.data.loading import Batch
 from csc.data.order import Draw
+from csc.errors import BadConfig, BadModel
 from csc.methods.base import Method, Replay, Step
 from csc.nets.correlation import statistical_cm
 from csc.nets.network import Network, Outputs
+from csc.replay.statistics import draw_features
 from csc.training.device import Precision
 from csc.training.examples import Examples
 from csc.training.inference import plain_batches
@@ -51,6 +53,11 @@ class Objective:
         self.learner = self.group.learner(cast(nn.Module, compiled))
         self._prior_logits: Tensor | None = None
         self._tables = self._make_tables()
+        self.draws_features = self.config.statistics.replay and self.prior is not None
+        if self.draws_features and self.group.world > 1:
+            raise BadConfig("statistics.replay=true: works in one process only; set train.processes=1")
+        if self.draws_features and "statistics.mean" not in self.method.state:
+            raise BadModel("statistics.replay=true: the prior model has no statistics; train it with this setting, too")
 
     def begin(self) -> None:
         """Prepare for the first step, also when training resumes."""
@@ -132,7 +139,22 @@ class Objective:
             )
             known = is_known[of_update[0]] if self.config.memory.replay == "concat" else None
         step = Step(logits[0], targets[0], self.new, prior_logits, known, per_image, replays, share)
-        return self.method.loss(step) | self.method.penalty(self.network)
+        terms = self.method.loss(step) | self.method.penalty(self.network)
+        if self.draws_features:
+            terms["drawn"] = self.config.statistics.weight * self._loss_of_drawn(sizes[0], share)
+        return terms
+
+    def _loss_of_drawn(self, count: int, share: float) -> Tensor:
+        """The method's loss of features drawn for old classes: images without a new class, as maps of one position."""
+        maps = draw_features(self.method.state, count)[:, :, None, None].to(self.device)
+        with self.precision.autocast:
+            prior = self._asked_prior(maps)
+            learner = _as_outputs(self.learner(maps, self.needs_intermediates))
+            distances = self.method.distances(learner, prior) if self.needs_intermediates else {}
+        logits, prior_logits = learner.logits.float(), prior.logits.float()
+        per_image = {name: values.float() for name, values in distances.items()}
+        step = Step(logits, torch.zeros_like(logits), self.new, prior_logits, None, per_image, (), share)
+        return torch.stack(list(self.method.loss(step).values())).sum()
 
     def _with_others(self, rows: Tensor, others: Sequence[Sequence[int]]) -> Tensor:
         """The rows of a batch, and after them those of the other batches of its update."""
@@ -153,8 +175,11 @@ class Objective:
         """What the prior model says, if there is one: looked up where it is known, else computed."""
         if self._prior_logits is not None:
             return _as_outputs(self._prior_logits[rows])
-        if self._teacher is None:
-            return None
+        return None if self._teacher is None else self._asked_prior(images)
+
+    def _asked_prior(self, images: Tensor) -> Outputs:
+        """What the prior model says of some images, computed."""
+        assert self._teacher is not None
         intermediates = self.needs_intermediates
         with torch.no_grad(), torch.inference_mode(not intermediates):
             answer = _as_outputs(self._teacher(images, intermediates))

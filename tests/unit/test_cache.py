@@ -382,6 +382,16 @@ def test_a_file_that_makes_room_before_it_is_mapped_is_fetched_again(
     assert shop.downloads() == ["00001.arrow"] * 2
 
 
+def test_a_copy_that_was_damaged_on_this_node_is_fetched_again(shards: ImageShards, shop: Shop, tmp_path: Path):
+    shards.jpeg(0, 0)
+    (copy,) = (path for path in (tmp_path / "cache").iterdir() if path.is_file())
+    content = bytearray(copy.read_bytes())
+    content[len(content) // 2] ^= 1
+    copy.write_bytes(content)
+    assert bytes(pickle.loads(pickle.dumps(shards)).jpeg(0, 1)) == b"0 1"
+    assert shop.downloads() == ["00000.arrow"] * 2
+
+
 def test_a_worker_maps_the_files_itself(shards: ImageShards, shop: Shop):
     shards.jpeg(0, 0)
     packed = pickle.dumps(shards)

@@ -241,7 +241,7 @@ def test_a_file_that_is_no_study_is_refused(written, content, message):
 
 
 def test_a_study_that_does_not_exist_is_refused_with_those_that_do():
-    with pytest.raises(BadConfig, match="study 'table7': no such file; give a YAML file or one of calibration, digits, "):
+    with pytest.raises(BadConfig, match="study 'table7': no such file; give a YAML file or one of calibration, "):
         read_study("table7")
 
 

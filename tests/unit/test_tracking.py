@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from csc.artifacts import RegisteredTask
 from csc.errors import TrackingError
+from csc.report.table import facts
 from csc.steps.ingest import ingest
 from csc.steps.report import report
 from csc.tracking import retry, runs
@@ -65,6 +66,14 @@ def test_two_tasks_leave_a_parent_with_the_curve_and_children_with_lineage(clien
     assert {metric.key: metric.value for metric in tied}["mAP"] == 20.0
     kept = find_record(NAME, 2, runs.run_key(second.card))
     assert kept == RegisteredTask.read(second.registered)
+
+
+def test_a_run_says_in_what_its_data_are_not_the_benchmark(client: Any, tmp_path: Path):
+    task = trained(tmp_path, 1, note="not VOC 2007 as published: train: 6 images")
+    task.train()
+    task.register()
+    run = RegisteredTask.read(task.registered).run
+    assert "(not VOC 2007 as published: train: 6 images)" in facts(run)["data"]
 
 
 def test_a_second_try_of_every_step_adds_nothing(client: Any, tmp_path: Path):
