@@ -17,6 +17,10 @@ class L3a(Ridge, frozen=True):
     """The closed form as published, and its two ablations.
 
     `weighting=none` counts all images alike; `pseudo_labels=0` gives none. Both together are plain ACIL.
+
+    Attributes:
+        weighting: sqrt has images of rare classes count more, none all alike.
+        pseudo_labels: confidence at which an old class counts as a label.
     """
 
     penalty: NotNegative = 1000.0

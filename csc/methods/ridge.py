@@ -24,6 +24,15 @@ class Ridge(Settings, frozen=True):
 
     `penalty` counts in units of trace(A) / size, or is λ itself without `relative`. `hidden` > 0 expands the features
     at random. `once` counts an image that comes again in a later task once: digests of image names are kept for that.
+
+    Attributes:
+        penalty: pull of the weights towards zero.
+        relative: whether the penalty is in units of the data, or λ itself.
+        bias: whether the closed form has one.
+        standardise: whether features get mean 0 and deviation 1.
+        pooling: what turns maps into features.
+        hidden: random features that are made of them; 0 for none.
+        once: whether an image of several tasks counts once.
     """
 
     penalty: NotNegative = 1.0
