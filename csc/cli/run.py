@@ -213,9 +213,8 @@ def _dry_run(plan: _Plan) -> int:
     from csc.tracking.story import finished_tasks
 
     print(plan.scenario.announcement(plan.classes))
-    seed = {"seed": plan.config.seed} if plan.config.seed else {}
-    changed = settings_text(seed | changed_settings(plan.scenario.name, plan.config))
-    print(f"method    {plan.config.method}, {', '.join(changed) or 'with its own settings'}")
+    changed = settings_text(changed_settings(plan.scenario.name, plan.config))
+    print(f"method    {plan.config.method}, seed {plan.config.seed}, {', '.join(changed) or 'its own settings'}")
     print(f"data      {plan.data}" + ("" if plan.key else " (will be made)"))
     finished = finished_tasks(plan.key) if plan.key and not nothing_tracked() else {}
     for task in range(plan.window.first, plan.window.last + 1):
@@ -252,9 +251,11 @@ def interruptible() -> Iterator[None]:
 
 def _print_json(plan: _Plan, run: "LocalRun", page: Path) -> None:
     """Print the results for a program to read: everything that the registry keeps of the last task."""
-    record = find_record(model_name(plan.scenario.name, plan.config.method), plan.window.last, plan.key)
-    kept = {"model": record.model.uri, "summary": record.run.summary, "run": record.run.to_plain()} if record else {}
-    print(json.dumps({**kept, "report": str(page), "reused": run.reused, "seconds": run.seconds}))
+    name = model_name(plan.scenario.name, plan.config.method)
+    shown, record = point_aliases(name, plan.key), find_record(name, plan.window.last, plan.key)
+    results = {"summary": record.run.summary, "run": record.run.to_plain()} if record else {}
+    files = {"model": shown.uri, "alias": shown.alias, "report": str(page)}
+    print(json.dumps({**files, **results, "reused": run.reused, "seconds": run.seconds}))
 
 
 def _model(plan: _Plan) -> str:
