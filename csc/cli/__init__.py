@@ -39,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> ArgumentParser:
     from csc.cli.cluster import LOGS, RETRY, STATUS, STOP
     from csc.cli.doctor import DOCTOR
+    from csc.cli.extend import EXTEND
     from csc.cli.ingest import INGEST
     from csc.cli.methods import METHODS
     from csc.cli.predict import PREDICT
@@ -52,6 +53,7 @@ def _parser() -> ArgumentParser:
     commands = {
         "compile": COMPILE,
         "doctor": DOCTOR,
+        "extend": EXTEND,
         "ingest": INGEST,
         "logs": LOGS,
         "methods": METHODS,

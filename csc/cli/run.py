@@ -152,7 +152,7 @@ def interruptible() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _closing(scenario: str, data: str, config: str) -> Iterator[None]:
+def _closing(scenario: str, data: str, config: str, extended: str = "") -> Iterator[None]:
     """Close the tracked runs of a run that ends early, as the exit handler of a pipeline does on a cluster."""
     try:
         yield
@@ -161,7 +161,8 @@ def _closing(scenario: str, data: str, config: str) -> Iterator[None]:
         from csc.steps.finish import close
 
         with contextlib.suppress(CscError):  # why the run ended matters more
-            close(scenario, data, config, "CANCELED" if isinstance(error, KeyboardInterrupt) else "FAILED")
+            state = "CANCELED" if isinstance(error, KeyboardInterrupt) else "FAILED"
+            close(scenario, data, config, state, extended)
         raise
 
 

@@ -11,7 +11,7 @@ from csc.version import code_version
 __all__ = ["close", "finish"]
 
 
-def close(scenario: str, data: str, config: str, state: str) -> None:
+def close(scenario: str, data: str, config: str, state: str, extended: str = "") -> None:
     """Mark what is still open of a scenario run as failed or killed; a run that was completed is left alone.
 
     Args:
@@ -19,6 +19,7 @@ def close(scenario: str, data: str, config: str, state: str) -> None:
         data: folder or `s3://` prefix of the data set.
         config: settings as JSON.
         state: how the steps ended, in the words of Kubeflow Pipelines; only `CANCELED` makes a difference.
+        extended: fingerprint of the model that the run extends, if it does.
     """
     try:
         fingerprint = Dataset.open(data).fingerprint
@@ -27,7 +28,8 @@ def close(scenario: str, data: str, config: str, state: str) -> None:
     except BadData as error:
         print(f"nothing to close: no task has begun ({error})")
         return
-    key = resolve(Scenario.parse(scenario).dataset, config).fingerprint(scenario, fingerprint, code_version())
+    made_from = (scenario, fingerprint, code_version(), *([extended] if extended else []))
+    key = resolve(Scenario.parse(scenario).dataset, config).fingerprint(*made_from)
     status = "KILLED" if state.upper().startswith("CANCEL") else "FAILED"
     closed = close_runs([key], status)
     print(f"marked as {status}: {', '.join(closed)}" if closed else "nothing is left open")

@@ -7,7 +7,7 @@ from csc.artifacts import Metrics, RegisteredTask, Run, TaskResult, Training
 from csc.model import ModelCard, fingerprint, read_card
 from csc.retry import with_retries
 from csc.serving.packaging import package_model
-from csc.tracking.registry import keep_record, log_model, register_version
+from csc.tracking.registry import keep_record, log_model, model_name, register_version
 from csc.tracking.runs import Tracker
 
 __all__ = ["register"]
@@ -39,7 +39,8 @@ def register(model: str, metrics: str, test_view: str, out: str, prior: str = ""
     views = {"train": (training.view, training.images), "test": (test_view, numbers.images)}
     tracker.log_inputs(views, before.model.model_id if before is not None else None)
     tracker.log_task(logged.model_id, tracked, numbers.AP, training.epochs)
-    registered = register_version(tracker, logged, digest)
+    name = before.model.name if before is not None else model_name(card.scenario, card.method)
+    registered = register_version(tracker, logged, digest, name)
     tracker.log_scenario(tracked)
     record = RegisteredTask(registered, results)
     keep_record(tracker, record)
@@ -56,8 +57,10 @@ def register(model: str, metrics: str, test_view: str, out: str, prior: str = ""
 
 
 def _results(card: ModelCard, training: Training, numbers: Metrics, before: RegisteredTask | None) -> Run:
-    """The results of the run up to this task."""
-    result = TaskResult(card.task, card.new, card.classes, numbers, training.images, training.seconds)
+    """The results of the run up to this task; those of a model that was extended are of other test images."""
+    judged = tuple(name for name in card.classes if name in numbers.AP)
+    result = TaskResult(card.task, card.new, judged, numbers, training.images, training.seconds)
+    carried = before.run.tasks if before is not None and before.run.scenario == card.scenario else ()
     return Run(
         scenario=card.scenario,
         method=card.method,
@@ -65,6 +68,6 @@ def _results(card: ModelCard, training: Training, numbers: Metrics, before: Regi
         initialisation=str(card.initialisation["text"]),
         data_fingerprint=card.data_fingerprint,
         code_version=card.code_version,
-        tasks=(*(before.run.tasks if before is not None else ()), result),
+        tasks=(*carried, result),
         held_out=int(card.config["held_out"]),
     )

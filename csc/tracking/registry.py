@@ -108,16 +108,16 @@ def _log_output(tracker: Tracker, model_id: str) -> None:
         find_or_create(lambda: noted(tracker.client.get_run(run_id)), note, searched=True)
 
 
-def register_version(tracker: Tracker, model: "LoggedModel", digest: str) -> Registered:
+def register_version(tracker: Tracker, model: "LoggedModel", digest: str, name: str) -> Registered:
     """Make a logged model the task's registered version, aliases last; a second call changes nothing.
 
     Args:
         tracker: of the task.
         model: made by `log_model`.
         digest: fingerprint of the model folder.
+        name: of the registered model.
     """
     card = tracker.card
-    name = model_name(card.scenario, card.method)
     with translate_errors():
         number = _version(tracker, name, model.model_id, digest)
         for alias in (f"task-{card.task:02d}", *(["final"] if card.task == card.tasks else [])):
