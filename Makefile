@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test quick test-docker bench lint format golden lock hashes wheelhouse images push clean
+.PHONY: help setup run test quick test-docker bench lint format golden lock hashes wheelhouse images push sbom licences audit clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -83,6 +83,15 @@ wheelhouse: $(STAMP)  ## fetch the wheels of the images into WHEELHOUSE=folder, 
 	@test -n "$(WHEELHOUSE)" || { echo "make wheelhouse: say where to, WHEELHOUSE=folder" >&2; exit 2; }
 	$(BIN)/python -m pip download --quiet --no-deps --require-hashes --dest $(WHEELHOUSE) \
 	  -r requirements/cpu-image.txt -r requirements/train-image.txt
+
+sbom: $(STAMP)  ## write what each image is made of as CycloneDX (SBOM=folder, default work/sbom)
+	@$(BIN)/python -m images.packages sbom $(or $(SBOM),work/sbom)
+
+licences: $(STAMP)  ## list the licences in the images; fail if one is not allowed
+	@$(BIN)/python -m images.packages licences
+
+audit: $(STAMP)  ## look the images' packages up in the database of known vulnerabilities (needs the internet)
+	@$(BIN)/python -m images.packages audit
 
 clean:  ## remove runs and caches, keep .venv
 	rm -rf work .mypy_cache .ruff_cache .pytest_cache build *.egg-info
