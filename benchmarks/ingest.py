@@ -22,8 +22,8 @@ from PIL import Image
 from benchmarks import Result, interleaved
 from csc.data.dataset import Dataset
 from csc.data.ingest.coco import COCO_CLASSES, ingest_coco
-from csc.data.ingest.coco_annotations import read_annotations
-from csc.data.ingest.shards import Listed
+from csc.data.ingest.coco_annotations import AnnotationFile, read_annotations
+from csc.data.ingest.images import Listed
 from csc.data.ingest.source import Source
 from csc.data.ingest.writer import WriteOptions, label_table
 from csc.data.views import test_view, train_view, write_view
@@ -59,7 +59,9 @@ def ingest() -> list[Result]:
 
 def _listing(root: Path) -> tuple[Listed, ...]:
     with Source(root) as files:
-        return read_annotations(files, PurePosixPath(), "instances_train2014.json", "train").listing
+        folders = (PurePosixPath("train2014"),)
+        found = AnnotationFile(PurePosixPath("annotations/instances_train2014.json"), "train", folders)
+        return read_annotations(files, found).listing
 
 
 def _to_labels(root: Path) -> None:

@@ -18,6 +18,7 @@ from csc.config import methods as all_methods
 from csc.config import resolve
 from csc.config.schema import Config
 from csc.data.loading import Batch, Batches
+from csc.data.order import Draw
 from csc.data.views import View
 from csc.methods import build_head, kind_of
 from csc.nets.backbone import build_backbone
@@ -92,8 +93,8 @@ class _Case:
         )
         trainer._train_mode()
         batch = Batch(self.images, self.targets, self.rows)
-        sizes = [BATCH] * (1 + self.draws)
-        return lambda: trainer._step(Batches(batch for _ in range(1)), [sizes])
+        draws = [Draw(range(BATCH))] * (1 + self.draws)
+        return lambda: trainer._step(Batches(batch for _ in range(1)), [draws])
 
     def limit(self) -> Work:
         """The passes of the networks alone, in the same memory format."""

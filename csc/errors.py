@@ -6,10 +6,13 @@ __all__ = [
     "BadModel",
     "BadScenario",
     "CscError",
+    "NotFinite",
     "StoreUnavailable",
+    "Terminated",
     "TrackingError",
     "TrackingUnavailable",
     "Unavailable",
+    "resumable_error",
 ]
 
 
@@ -33,6 +36,10 @@ class BadModel(CscError):
     """A model folder, weights file or registered model that cannot be used."""
 
 
+class NotFinite(CscError):
+    """Training whose loss or gradient is no longer a number."""
+
+
 class TrackingError(CscError):
     """The tracking server or registry refused or did not answer."""
 
@@ -50,3 +57,13 @@ class StoreUnavailable(Unavailable, BadData):
 
 class TrackingUnavailable(Unavailable, TrackingError):
     """A tracking server, or the store of its models, that does not answer or answers only with errors of its own."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: like Ctrl-C, but from a program; what is finished is kept, and the same command resumes."""
+
+
+def resumable_error(reason: object) -> CscError:
+    """The error for work stopped by a store, a disk or a lost process: the same command resumes it."""
+    kind = type(reason) if isinstance(reason, Unavailable) else CscError
+    return kind(f"{reason}; what is finished is kept, the same command goes on from there")

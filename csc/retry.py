@@ -1,9 +1,7 @@
-"""Retries inside a step: what is away for a while is waited for, what was refused is refused at once.
+"""Retries inside a step: a store or server that does not answer is asked again, everything else fails at once.
 
-A step that is called twice leaves what one call leaves. So a store or server that does not answer (`Unavailable`) is
-worth another call in the same process, after a pause that grows. Nothing else is tried again: refused input would be
-refused again, and an error that nobody foresaw is better seen at once. MLflow has a patience of its own, which comes
-first: a try is over when that was in vain.
+A step that is called twice leaves what one call leaves, so after `Unavailable` it is called again in the same process,
+after a pause that grows. MLflow repeats its own requests first; a try ends when that did not help.
 
 The environment says how often; on a cluster the profile's `retry` puts it there. Without it a step is tried once.
 
@@ -19,7 +17,7 @@ import math
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import ParamSpec, TypeVar
 
 from csc.errors import BadConfig, Unavailable
@@ -43,12 +41,8 @@ class Retries:
     @classmethod
     def from_environment(cls) -> "Retries":
         """What the environment asks for; a variable that is not set or empty has its default."""
-        return cls(
-            times=int(_number("TIMES", cls.times, whole=True)),
-            wait=_number("WAIT", cls.wait),
-            factor=_number("FACTOR", cls.factor, least=1),
-            within=_number("WITHIN", cls.within),
-        )
+        given = {item.name: os.environ.get(f"{PREFIX}{item.name.upper()}") for item in fields(cls)}
+        return cls(**{name: _number(name, text) for name, text in given.items() if text})
 
     def environment(self) -> dict[str, str]:
         """The variables by which another process gets the same; none for what is the default anyway."""
@@ -57,14 +51,15 @@ class Retries:
         return {f"{PREFIX}{name.upper()}": f"{value:.15g}" for name, value in given.items()}
 
 
-def _number(name: str, default: float, *, least: float = 0, whole: bool = False) -> float:
-    text = os.environ.get(f"{PREFIX}{name}", "")
+def _number(name: str, text: str) -> int | float:
+    whole, least = name == "times", int(name == "factor")
     try:
-        number = float(text or default)
+        number = int(text) if whole else float(text)
     except ValueError:
-        number = math.nan
-    if not (least <= number < math.inf) or (whole and number != int(number)):
-        raise BadConfig(f"{PREFIX}{name}={text}: expected a {'whole ' if whole else ''}number, {least:g} or more")
+        number = -1
+    if not least <= number < math.inf:
+        expected = f"expected a {'whole ' if whole else ''}number, {least} or more"
+        raise BadConfig(f"{PREFIX}{name.upper()}={text}: {expected}")
     return number
 
 
@@ -82,7 +77,7 @@ def with_retries(step: Callable[P, T]) -> Callable[P, T]:
                 if time.monotonic() - start + pause > retries.within:
                     raise
                 reason = " ".join(str(error).split())
-            # Not in the handler: with the error goes what the try held, such as a network in the memory of a GPU.
+            # Outside the handler: the error keeps alive what the try held, such as a network on a GPU.
             gc.collect()
             print(f"retry: {reason}; trying again in {pause:g} s ({number} of {retries.times})", flush=True)
             time.sleep(pause)

@@ -1,8 +1,9 @@
 """Which classes arrive when: the scenarios {Bx-Cy} of multi-label class-incremental learning.
 
 `Bx-Cy` teaches x classes in the base task and y in each later one; with x = 0 the base task also has y.
-Classes arrive in lexicographic order. A model that was extended with more data (`csc extend`) has a scenario with `+n`
-for each time: the n classes of that data set came last.
+Classes arrive in the order that the data set gives, which is lexicographic unless `csc ingest --class-order` says else.
+A model that was extended with more data (`csc extend`) has a scenario with `+n` for each time: the n classes of that
+data set came last.
 """
 
 import re
@@ -109,8 +110,8 @@ class Scenario:
         return (first, *[self.increment] * full, *([remainder] if remainder else []))
 
     def tasks(self, classes: Sequence[str]) -> tuple[Task, ...]:
-        """Cut the classes, in lexicographic order, into tasks."""
-        order = tuple(sorted(classes))
+        """Cut the classes, in the given order, into tasks."""
+        order = tuple(classes)
         sizes = self.sizes(len(order))
         return tuple(
             Task(index, len(sizes), order[end - size : end], order[:end])

@@ -7,7 +7,7 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 
 from csc import __version__
-from csc.errors import CscError
+from csc.errors import CscError, Terminated
 
 __all__ = ["main"]
 
@@ -28,45 +28,46 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CscError as error:
         print("csc:", " ".join(str(error).split()), file=sys.stderr)
         return 2
+    except ModuleNotFoundError as error:
+        from csc.cli.preflight import EXTRAS, missing_package
+
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRAS:
+            raise
+        print("csc:", missing_package(package), file=sys.stderr)
+        return 2
     except BrokenPipeError:  # the reader of our output went away, for instance `csc … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return code
-    except KeyboardInterrupt:
-        print("csc: interrupted; the same command resumes the work", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as error:
+        terminated = isinstance(error, Terminated)
+        what = f"{'ended by SIGTERM' if terminated else 'interrupted'} {error}".strip()
+        print(f"csc: {what}; the same command resumes the work", file=sys.stderr)
+        return 128 + (signal.SIGTERM if terminated else signal.SIGINT)
 
 
 def _parser() -> ArgumentParser:
-    from csc.cli.cluster import LOGS, RETRY, STATUS, STOP
-    from csc.cli.doctor import DOCTOR
-    from csc.cli.extend import EXTEND
-    from csc.cli.ingest import INGEST
-    from csc.cli.methods import METHODS
-    from csc.cli.predict import PREDICT
-    from csc.cli.run import COMPILE, RUN
-    from csc.cli.scenarios import SCENARIOS
-    from csc.cli.serve import SERVE
-    from csc.cli.study import STUDY
-    from csc.cli.submit import SUBMIT
-    from csc.cli.ui import UI
+    from csc.cli import cluster, doctor, extend, ingest, lists, predict, run, serve, show, study, submit, ui
 
     commands = {
-        "compile": COMPILE,
-        "doctor": DOCTOR,
-        "extend": EXTEND,
-        "ingest": INGEST,
-        "logs": LOGS,
-        "methods": METHODS,
-        "predict": PREDICT,
-        "retry": RETRY,
-        "run": RUN,
-        "scenarios": SCENARIOS,
-        "serve": SERVE,
-        "status": STATUS,
-        "stop": STOP,
-        "study": STUDY,
-        "submit": SUBMIT,
-        "ui": UI,
+        "compile": run.COMPILE,
+        "doctor": doctor.DOCTOR,
+        "extend": extend.EXTEND,
+        "ingest": ingest.INGEST,
+        "logs": cluster.LOGS,
+        "methods": lists.METHODS,
+        "predict": predict.PREDICT,
+        "retry": cluster.RETRY,
+        "run": run.RUN,
+        "scenarios": lists.SCENARIOS,
+        "serve": serve.SERVE,
+        "settings": lists.SETTINGS,
+        "show": show.SHOW,
+        "status": cluster.STATUS,
+        "stop": cluster.STOP,
+        "study": study.STUDY,
+        "submit": submit.SUBMIT,
+        "ui": ui.UI,
     }
     parser = ArgumentParser(prog="csc", description="Multi-label class-incremental learning as a pipeline.")
     parser.add_argument("--version", action="version", version=f"csc {__version__}")

@@ -1,8 +1,8 @@
 """`csc doctor`: is everything here that a step needs? One line per answer, with what to do about a bad one.
 
-It is the health command of the images. What a machine may do without is `missing`: the cpu image has no
-torch, a laptop no GPU. What is there and does not work is `failed`. With `--cluster` it looks at a Kubernetes cluster
-instead.
+It is the health command of the images. What a machine may do without is `missing`: the cpu image has no torch, a laptop
+no GPU. What is there and does not work is `failed`. The last lines say what the machine can be used for. With
+`--cluster` it looks at a Kubernetes cluster instead.
 """
 
 import os
@@ -11,13 +11,14 @@ import shutil
 import tempfile
 from argparse import ArgumentParser, Namespace
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
 from csc.cli.command import Command
+from csc.cli.preflight import DISTRIBUTION, EXTRAS
 from csc.data.cores import cores
 from csc.errors import BadConfig, CscError
 from csc.storage import exists, join, local_path
@@ -31,6 +32,12 @@ PACKAGES = {
     "timm": "embed, train and evaluate need it",
     "mlflow": "train, register and report need it",
     "kfp": "steps of a pipeline are started by it",
+}
+# What a machine is used for, and the packages that it takes.
+USES = {
+    "run": ("csc run", ("torch", "timm", "mlflow", "kfp")),
+    "gpu": ("training on a GPU", ("torch", "timm")),
+    "submit": ("csc submit", ("kfp",)),
 }
 LEAST_SHARED_MEMORY = 512 << 20  # loader processes hand batches through it; a container has 64 MB unless told otherwise
 # MLflow's own patience with a server that does not answer is many minutes.
@@ -50,11 +57,15 @@ class Check:
 
 
 def checks(data: str | None = None) -> Iterator[Check]:
-    """Ask everything, one after the other.
+    """Ask everything, one after the other; `data` is the uri of a data set that must be there."""
+    found = []
+    for check in _looks(data):
+        found.append(check)
+        yield check
+    yield from _verdicts({check.name: check.status for check in found})
 
-    Args:
-        data: folder or `s3://` place of a data set that must be there.
-    """
+
+def _looks(data: str | None) -> Iterator[Check]:
     yield Check("csc", "ok", code_version())
     yield Check("python", "ok", f"{platform.python_version()} · user {os.getuid()}, group {os.getgid()}")
     yield from (_package(name, need) for name, need in PACKAGES.items())
@@ -63,6 +74,23 @@ def checks(data: str | None = None) -> Iterator[Check]:
     yield _tracking()
     if data is not None:
         yield _data(data)
+
+
+def _verdicts(status: Mapping[str, str]) -> Iterator[Check]:
+    """What the machine can be used for; of what it cannot, the reason."""
+    broken = [check for check in ("device", "temp", "home", "cache") if status.get(check) == "failed"]
+    for use, (name, packages) in USES.items():
+        missing = [package for package in packages if status[package] != "ok"]
+        if missing:
+            extras = ",".join(dict.fromkeys(EXTRAS[package] for package in missing))
+            text = f"{name} needs {', '.join(missing)}: pip install '{DISTRIBUTION}[{extras}]'"
+            yield Check(use, "missing", text)
+        elif broken and use != "submit":
+            yield Check(use, "missing", f"{name} needs what failed above: {', '.join(broken)}")
+        elif use == "gpu" and status["device"] != "ok":
+            yield Check(use, "missing", f"{name} needs one; csc run trains on the CPU")
+        else:
+            yield Check(use, "ok", f"{name} is possible here")
 
 
 def _package(name: str, need: str) -> Check:
@@ -83,7 +111,7 @@ def _devices() -> Iterator[Check]:
         yield Check("device", "ok", available)
         return
     except (ImportError, OSError) as error:
-        yield Check("device", "failed", f"torch cannot be loaded ({_line(error)}); build the image anew from its lock")
+        yield Check("device", "failed", f"torch cannot be loaded ({_line(error)}); build the image again from its lock")
         return
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
@@ -113,7 +141,7 @@ def _folders() -> Iterator[tuple[str, Path]]:
 
 
 def _writable(name: str, folder: Path) -> Check:
-    there = next(place for place in (folder, *folder.parents) if place.exists())  # the rest is made when needed
+    there = next(path for path in (folder, *folder.parents) if path.exists())  # the rest is made when needed
     try:
         with tempfile.NamedTemporaryFile(dir=there) as file:
             file.write(b"?")
@@ -121,7 +149,7 @@ def _writable(name: str, folder: Path) -> Check:
     except OSError as error:
         remedy = {"temp": "TMPDIR", "home": "HOME", "cache": "CSC_CACHE"}.get(name, "MLFLOW_TRACKING_URI")
         return Check(
-            name, "failed", f"{folder}: cannot write ({error.strerror}); set {remedy} to a place that can be written"
+            name, "failed", f"{folder}: cannot write ({error.strerror}); set {remedy} to a folder that can be written"
         )
     return Check(name, "ok", f"{folder} · {shutil.disk_usage(there).free / 1e9:.1f} GB free")
 
@@ -146,17 +174,17 @@ def _tracking() -> Check:
         return Check("tracking", "failed", _line(error))
 
 
-def _data(place: str) -> Check:
+def _data(uri: str) -> Check:
     try:
-        if not exists(join(place, "dataset.json")):
-            return Check("data", "failed", f"{place}: can be reached, but has no data set; make one with 'csc ingest'")
+        if not exists(join(uri, "dataset.json")):
+            return Check("data", "failed", f"{uri}: can be reached, but has no data set; make one with 'csc ingest'")
         from csc.data.dataset import Dataset
 
-        dataset = Dataset.open(place)
+        dataset = Dataset.open(uri)
     except CscError as error:
         return Check("data", "failed", _line(error))
     images = sum(int(split["images"]) for split in dataset.splits.values())
-    return Check("data", "ok", f"{place} · {dataset.name}, {len(dataset.classes)} classes, {images:,} images")
+    return Check("data", "ok", f"{uri} · {dataset.name}, {len(dataset.classes)} classes, {images:,} images")
 
 
 def _line(error: Exception) -> str:
@@ -164,7 +192,7 @@ def _line(error: Exception) -> str:
 
 
 def _arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--data", metavar="PLACE", help="folder or s3:// place where a data set must be")
+    parser.add_argument("--data", metavar="URI", help="folder or s3:// prefix where a data set must be")
     parser.add_argument(
         "--cluster", action="store_true", help="look at the cluster of your kubeconfig instead of this machine"
     )
@@ -187,15 +215,20 @@ def _asked(arguments: Namespace) -> Iterator[Check]:
 
 
 def _doctor(arguments: Namespace) -> int:
-    found = Counter[str]()
+    found, impossible = Counter[str](), []
     for check in _asked(arguments):
         print(check, flush=True)
         found[check.status] += 1
+        if check.name in USES and check.status == "missing":
+            impossible.append(USES[check.name][0])
     unseen = f"{found['unknown']} could not be looked at" if found["unknown"] else ""
     if found["failed"]:
         print(f"{found['failed']} failed" + (f", {unseen}" if unseen else ""))
         return 1
-    print(f"nothing failed, {unseen}" if unseen else "everything needed is fine")
+    if unseen or impossible:
+        print("nothing failed, " + (unseen or f"but not possible here: {', '.join(impossible)}"))
+    else:
+        print("everything needed is fine")
     return 0
 
 

@@ -2,8 +2,6 @@
 
 import json
 import os
-import shutil
-import sys
 import tempfile
 from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass
@@ -11,18 +9,20 @@ from pathlib import Path
 
 from csc.artifacts import RegisteredTask
 from csc.cli.command import Command
-from csc.cli.run import _closing, _locked, _tell, interruptible, overrides_of
+from csc.cli.preflight import preflight
+from csc.cli.run import overrides_of, run_here, shown_arguments, view_for
 from csc.cli.submit import check_edited, check_on_cluster, endpoint_arguments, open_endpoint, run_arguments, send
-from csc.cli.workdir import use_workdir, workdir_argument
+from csc.cli.workdir import use_workdir
 from csc.config import Config, differences, resolve
 from csc.config.layers import method_class
 from csc.config.tree import merged
 from csc.data.dataset import Dataset
 from csc.errors import BadConfig, BadData, BadModel
 from csc.model import ModelCard
+from csc.pipelines.local.view import View
 from csc.pipelines.profile import SHIPPED, Profile, on_this_machine, read_profile, run_defaults
 from csc.scenario import Scenario
-from csc.storage import absolute
+from csc.storage import absolute, write_bytes
 from csc.tracking.versions import find_version, version_card
 
 __all__ = ["EXTEND"]
@@ -38,9 +38,7 @@ def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--profile", help=f"YAML file, or one of {', '.join(SHIPPED)} (default: local, with --submit kubeflow)"
     )
-    workdir_argument(parser)
-    parser.add_argument("--verbose", action="store_true", help="show all output of the steps")
-    parser.add_argument("--runner", choices=["forked", "subprocess", "docker"], default="forked", help="see 'csc run'")
+    shown_arguments(parser)
     parser.add_argument("--submit", action="store_true", help="run on a Kubeflow cluster; see 'csc submit'")
     endpoint_arguments(parser)
     run_arguments(parser)
@@ -98,31 +96,42 @@ def _extend(arguments: Namespace) -> int:
     config = _settings(arguments, card)
     test = absolute(arguments.test) if arguments.test else ""
     extension = _Extension(before, card, config, absolute(arguments.data), test, dataset.classes)
-    new = ", ".join(sorted(dataset.classes))
-    print(f"{before.model.uri} knows {len(card.classes)} classes; task {extension.task} brings {new}", flush=True)
+    view = view_for(arguments, [*card.groups, len(dataset.classes)])
+    new = ", ".join(dataset.classes)
+    view.say(f"{before.model.uri} knows {len(card.classes)} classes; task {extension.task} brings {new}")
     if not test:
-        print("old classes have no labels in the new data and are not judged; --test names data that have some")
-    return _submit(arguments, profile, extension) if arguments.submit else _run(arguments, profile, workdir, extension)
+        view.say("old classes have no labels in the new data and are not judged; --test names data that have some")
+    if arguments.submit:
+        return _submit(arguments, profile, extension)
+    return _run(arguments, profile, workdir, extension, view)
 
 
-def _run(arguments: Namespace, profile: Profile, workdir: Path, extension: _Extension) -> int:
-    from csc.pipelines.local.runner import StepCrashed, run_compiled
-
+def _run(arguments: Namespace, profile: Profile, workdir: Path, extension: _Extension, view: View) -> int:
     scenario, config, before = extension.scenario.name, extension.config, extension.before.model
+    preflight(config, workdir, in_containers=arguments.runner == "docker")
     key = config.fingerprint(scenario, extension.data, extension.test, before.fingerprint)
     name = f"{scenario}-{config.method}-seed{config.seed}-{key}"
-    with interruptible(), _locked(workdir, name) as package:
+    inputs = extension.inputs
+    facts = {"scenario": scenario, "data": extension.data, "config": inputs["config"], "extended": before.fingerprint}
+
+    def compile_to(package: Path) -> None:
         extension.compile_to(package, on_this_machine(profile))
-        checkpoints = workdir / "checkpoints" / name
-        inputs = {**extension.inputs, "checkpoints": str(checkpoints)}
-        try:
-            with _closing(scenario, extension.data, inputs["config"], before.fingerprint):
-                run = run_compiled(package, inputs, workdir, verbose=arguments.verbose, runner=arguments.runner)
-        except StepCrashed as error:
-            print(error, file=sys.stderr)
-            return 1
-        shutil.rmtree(checkpoints, ignore_errors=True)  # the task is registered, nothing is left to resume
-    _tell(run, workdir / f"{name}.html", f"models:/{before.name}@task-{extension.task:02d}", arguments.workdir)
+
+    run = run_here(arguments, workdir, name, facts, compile_to, inputs, view)
+    if run is None:
+        return 1
+    page = workdir / f"{name}.html"
+    write_bytes(page, run.page.read_bytes())
+    model = f"models:/{before.name}@task-{extension.task:02d}"
+    if arguments.json:
+        made = find_version(model)
+        kept = {"model": made.model.uri, "summary": made.run.summary, "run": made.run.to_plain()}
+        print(json.dumps({**kept, "report": str(page), "reused": run.reused, "seconds": run.seconds}))
+        return 0
+    print(f"\n{run.table}\n")
+    print(f"report    {page}")
+    print(f"model     {model}, also @final")
+    print(f"MLflow    csc ui --workdir {arguments.workdir}")
     return 0
 
 

@@ -1,39 +1,56 @@
 """The commands of `csc` that need kfp: run and compile."""
 
 import contextlib
-import fcntl
+import difflib
+import json
 import os
 import shutil
 import signal
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from csc.cli.command import Command
-from csc.cli.workdir import use_workdir
-from csc.config import differences, parse_overrides, resolve
+from csc.cli.preflight import preflight
+from csc.cli.workdir import use_workdir, workdir_argument
+from csc.config import Config, differences, parse_overrides, resolve
 from csc.data.dataset import Dataset
 from csc.data.ingest.digits import VERSION
-from csc.errors import BadData, BadScenario, CscError
-from csc.pipelines.profile import SHIPPED, on_this_machine, read_profile, run_defaults
+from csc.errors import BadData, BadScenario, Terminated
+from csc.pipelines.local.lock import closed_if_cut_short, locked
+from csc.pipelines.local.view import PlainView, View
+from csc.pipelines.profile import SHIPPED, Profile, on_this_machine, read_profile, run_defaults
 from csc.pipelines.window import Window
-from csc.scenario import CLASS_COUNTS, Scenario
+from csc.scenario import CLASS_COUNTS, PAPER_SCENARIOS, Scenario
 from csc.storage import absolute, exists, join, write_bytes
-from csc.tracking.registry import model_name
+from csc.tracking.registry import find_record, model_name
+from csc.tracking.server import nothing_tracked
+from csc.version import code_version
 
 if TYPE_CHECKING:
     from csc.pipelines.local.runner import LocalRun
 
-__all__ = ["COMPILE", "RUN", "class_count", "interruptible", "make_writable", "overrides_of", "scenario_arguments"]
+__all__ = [
+    "COMPILE",
+    "RUN",
+    "class_count",
+    "interruptible",
+    "overrides_of",
+    "run_here",
+    "scenario_arguments",
+    "shown_arguments",
+    "view_for",
+]
 
 
 def scenario_arguments(parser: ArgumentParser, profile: str = "local") -> None:
     """Declare what every command that makes a pipeline takes."""
     parser.add_argument("scenario", help="<data set>-b<base classes>c<classes per task>, for instance digits-b0c2")
     parser.add_argument(
-        "--data", metavar="PLACE", help="folder or s3:// of a data set made by 'csc ingest' (digits make themselves)"
+        "--data", metavar="URI", help="folder or s3:// of a data set made by 'csc ingest' (digits make themselves)"
     )
     parser.add_argument("--method", help="learning method (default: csc; 'csc methods' lists them)")
     parser.add_argument("--seed", type=int, help="of all random choices (default: 0)")
@@ -66,7 +83,15 @@ def class_count(scenario: Scenario, data: str | None) -> int:
         Dataset.open(data)  # says what is wrong with it
     raise BadScenario(
         f"scenario '{scenario.name}': how many classes '{scenario.dataset}' has is not known; give --data PATH"
+        + _did_you_mean(scenario)
     )
+
+
+def _did_you_mean(scenario: Scenario) -> str:
+    """A known scenario that is written almost like one of an unknown data set."""
+    known = [] if scenario.dataset in CLASS_COUNTS else ["digits-b0c2", *PAPER_SCENARIOS]
+    close = difflib.get_close_matches(scenario.name, known, n=1, cutoff=0.8)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _compile_arguments(parser: ArgumentParser) -> None:
@@ -92,8 +117,17 @@ def _compile(arguments: Namespace) -> int:
 
 def _run_arguments(parser: ArgumentParser) -> None:
     scenario_arguments(parser)
-    parser.add_argument("--workdir", default="work", metavar="DIR", help="folder of runs and results (default: work)")
-    parser.add_argument("--verbose", action="store_true", help="show all output of the steps")
+    shown_arguments(parser)
+    parser.add_argument("--dry-run", action="store_true", help="print settings and what would be done; run nothing")
+
+
+def shown_arguments(parser: ArgumentParser) -> None:
+    """Declare where a run on this machine goes, how it is run, and what is shown of it."""
+    workdir_argument(parser)
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--verbose", action="store_true", help="show all output of the steps")
+    shown.add_argument("--quiet", action="store_true", help="show the results only")
+    parser.add_argument("--json", action="store_true", help="print the results as one JSON object, all else on stderr")
     parser.add_argument(
         "--runner",
         choices=["forked", "subprocess", "docker"],
@@ -102,101 +136,185 @@ def _run_arguments(parser: ArgumentParser) -> None:
     )
 
 
+@dataclass(frozen=True)
+class _Plan:
+    """A run as the command line asks for it, checked as far as that is possible without its first step."""
+
+    scenario: Scenario
+    config: Config
+    overrides: dict[str, Any]
+    profile: Profile
+    workdir: Path
+    data: str
+    classes: int
+    window: Window
+
+    @classmethod
+    def of(cls, arguments: Namespace) -> "_Plan":
+        """Read the command line and the profile, and point tracking at the work folder."""
+        scenario = Scenario.parse(arguments.scenario)
+        overrides = overrides_of(arguments)
+        config = resolve(scenario.dataset, overrides)
+        profile = read_profile(arguments.profile)
+        os.environ.update(profile.env | ({"MLFLOW_TRACKING_URI": profile.tracking.uri} if profile.tracking.uri else {}))
+        workdir = use_workdir(arguments.workdir)
+        uri = arguments.data or run_defaults(profile, scenario).get("data")
+        if uri is None and scenario.dataset != "digits":
+            raise BadData(
+                f"csc run {scenario.name}: --data is missing; make a data set with 'csc ingest' and name its folder"
+                + _did_you_mean(scenario)
+            )
+        data = absolute(uri or workdir / "data" / f"digits-{VERSION}")
+        classes = class_count(scenario, data)
+        window = Window.parse(arguments.tasks, scenario, classes)
+        return cls(scenario, config, overrides, profile, workdir, data, classes, window)
+
+    @property
+    def name(self) -> str:
+        """Of its files in the work folder."""
+        fingerprint = self.config.fingerprint(self.scenario.name, self.data)
+        return f"{self.scenario.name}-{self.config.method}-seed{self.config.seed}-{fingerprint}"
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What the steps are told."""
+        config = differences(self.scenario.dataset, self.config)
+        return {"scenario": self.scenario.name, "data": self.data, "config": config}
+
+    @property
+    def key(self) -> str:
+        """By which tracking knows the run; empty as long as there are no data."""
+        if not exists(join(self.data, "dataset.json")):
+            return ""
+        return self.config.fingerprint(self.scenario.name, Dataset.open(self.data).fingerprint, code_version())
+
+
 def _run(arguments: Namespace) -> int:
-    scenario = Scenario.parse(arguments.scenario)
-    overrides = overrides_of(arguments)
-    config = resolve(scenario.dataset, overrides)
-    profile = read_profile(arguments.profile)
-    os.environ.update(profile.env | ({"MLFLOW_TRACKING_URI": profile.tracking.uri} if profile.tracking.uri else {}))
-    workdir = use_workdir(arguments.workdir)
-    place = arguments.data or run_defaults(profile, scenario).get("data")
-    if place is None and scenario.dataset != "digits":
-        raise BadData(
-            f"csc run {scenario.name}: --data is missing; make a data set with 'csc ingest' and name its folder"
-        )
-    data = absolute(place or workdir / "data" / f"digits-{VERSION}")
-    classes = class_count(scenario, data)
-    window = Window.parse(arguments.tasks, scenario, classes)
-    print(scenario.announcement(classes), flush=True)  # nonsense is refused before anything is written
-    from csc.pipelines.local.runner import StepCrashed, run_compiled
+    plan = _Plan.of(arguments)
+    if arguments.dry_run:
+        return _dry_run(plan)
+    preflight(plan.config, plan.workdir, in_containers=arguments.runner == "docker")
     from csc.pipelines.scenario import compile_pipeline
 
-    name = f"{scenario.name}-{config.method}-seed{config.seed}-{config.fingerprint(scenario.name, data)}"
-    with interruptible(), _locked(workdir, name) as package:
-        compile_pipeline(scenario, classes, package, overrides, on_this_machine(profile), window)
-        checkpoints = workdir / "checkpoints" / name
-        inputs = {"data": data, "config": differences(scenario.dataset, config), "checkpoints": str(checkpoints)}
+    view = view_for(arguments, plan.scenario.sizes(plan.classes))
+    view.say(plan.scenario.announcement(plan.classes))  # nonsense is refused before anything is written
+
+    def compile_to(package: Path) -> None:
+        profile = on_this_machine(plan.profile)
+        compile_pipeline(plan.scenario, plan.classes, package, plan.overrides, profile, plan.window)
+
+    inputs = {"data": plan.data, "config": plan.facts["config"]}
+    run = run_here(arguments, plan.workdir, plan.name, plan.facts, compile_to, inputs, view)
+    if run is None:
+        return 1
+    page = plan.workdir / f"{plan.scenario.name}-{plan.config.method}-seed{plan.config.seed}.html"
+    write_bytes(page, run.page.read_bytes())
+    if arguments.json:
+        _print_json(plan, run, page)
+    else:
+        _tell(plan, run, page, arguments.workdir)
+    return 0
+
+
+def run_here(
+    arguments: Namespace,
+    workdir: Path,
+    name: str,
+    facts: Mapping[str, str],
+    compile_to: Callable[[Path], None],
+    inputs: Mapping[str, str],
+    view: View,
+) -> "LocalRun | None":
+    """Run a pipeline on this machine, in one process at a time; none if a step crashed, which is told then.
+
+    Args:
+        arguments: of the command line.
+        workdir: folder of runs and results.
+        name: of the run's files there.
+        facts: what tracking knows the run by, see `csc.steps.finish.close`.
+        compile_to: writes the compiled pipeline.
+        inputs: its run-time arguments, but for the checkpoints.
+        view: shows what happens.
+    """
+    from csc.pipelines.local.runner import StepCrashed, run_compiled
+
+    with interruptible(), locked(workdir, name, facts) as temporary:
+        package, checkpoints = workdir / "runs" / f"{name}.yaml", workdir / "checkpoints" / name
+        compile_to(package)
+        given = {**inputs, "checkpoints": str(checkpoints)}
+        variables = {"TMPDIR": str(temporary)} if arguments.runner != "docker" else {}
         try:
-            with _closing(scenario.name, data, inputs["config"]):
-                run = run_compiled(package, inputs, workdir, verbose=arguments.verbose, runner=arguments.runner)
+            with closed_if_cut_short(facts):
+                run = run_compiled(package, given, workdir, view, runner=arguments.runner, variables=variables)
         except StepCrashed as error:
             print(error, file=sys.stderr)
-            return 1
+            return None
         shutil.rmtree(checkpoints, ignore_errors=True)  # all tasks are registered, nothing is left to resume
-    page = workdir / f"{scenario.name}-{config.method}-seed{config.seed}.html"
-    alias = "final" if window.last == window.total else f"task-{window.last:02d}"
-    _tell(run, page, f"models:/{model_name(scenario.name, config.method)}@{alias}", arguments.workdir)
-    if window.last < window.total:
-        print(f"next      the same command with --tasks {window.last + 1}-")
+        return run
+
+
+def _dry_run(plan: _Plan) -> int:
+    """Print what a run would do, and do nothing of it."""
+    from csc.tracking.story import finished_tasks
+
+    print(plan.scenario.announcement(plan.classes))
+    config = plan.config
+    default = resolve(plan.scenario.dataset, {"method": config.method}).flat()
+    changed = [f"{key}={value}" for key, value in config.flat().items() if value != default.get(key)]
+    print(f"method    {config.method}, {', '.join(changed) or 'with its own settings'}")
+    print(f"data      {plan.data}" + ("" if plan.key else " (will be made)"))
+    finished = finished_tasks(plan.key) if plan.key and not nothing_tracked() else {}
+    for task in range(plan.window.first, plan.window.last + 1):
+        print(f"task {task:<4} " + (f"finished, mAP {finished[task]:.1f}" if task in finished else "to run"))
     return 0
+
+
+def view_for(arguments: Namespace, sizes: Sequence[int]) -> View:
+    """What the person sees: a live view on a terminal, plain lines elsewhere, or nothing."""
+    out = sys.stderr if arguments.json else sys.stdout
+    if arguments.quiet:
+        return View()
+    if arguments.verbose or not out.isatty() or os.environ.get("TERM") == "dumb":
+        return PlainView(out, verbose=arguments.verbose)
+    from csc.pipelines.local.live import LiveView
+
+    return LiveView(out, dict(enumerate(sizes, start=1)))
 
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
     """Take SIGTERM for Ctrl-C, so that whoever ends this process with `kill` leaves nothing open either."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+    def terminate(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough: we are on our way out
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, terminate)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-@contextlib.contextmanager
-def _closing(scenario: str, data: str, config: str, extended: str = "") -> Iterator[None]:
-    """Close the tracked runs of a run that ends early, as the exit handler of a pipeline does on a cluster."""
-    try:
-        yield
-    except BaseException as error:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a study sends it after Ctrl-C, which has reached us already
-        from csc.steps.finish import close
-
-        with contextlib.suppress(CscError):  # why the run ended matters more
-            state = "CANCELED" if isinstance(error, KeyboardInterrupt) else "FAILED"
-            close(scenario, data, config, state, extended)
-        raise
+def _print_json(plan: _Plan, run: "LocalRun", page: Path) -> None:
+    """Print the results for a program to read: everything that the registry keeps of the last task."""
+    record = find_record(model_name(plan.scenario.name, plan.config.method), plan.window.last, plan.key)
+    kept = {"model": record.model.uri, "summary": record.run.summary, "run": record.run.to_plain()} if record else {}
+    print(json.dumps({**kept, "report": str(page), "reused": run.reused, "seconds": run.seconds}))
 
 
-def _tell(run: "LocalRun", page: Path, model: str, workdir: str) -> None:
-    """Write the report into the work folder and say where everything is."""
-    write_bytes(page, run.page.read_bytes())
+def _tell(plan: _Plan, run: "LocalRun", page: Path, workdir: str) -> None:
+    """Print the results and where everything is."""
+    window = plan.window
+    alias = "final" if window.last == window.total else f"task-{window.last:02d}"
     print(f"\n{run.table}\n")
     if run.reused:
         print(f"reused from earlier runs: {len(run.reused)} of {len(run.reused) + len(run.seconds)} steps")
     print(f"report    {page}")
-    print(f"model     {model}")
+    print(f"model     models:/{model_name(plan.scenario.name, plan.config.method)}@{alias}")
     print(f"MLflow    csc ui --workdir {workdir}")
-
-
-def make_writable(workdir: Path) -> None:
-    """Make the work folder, or say that it cannot be written."""
-    try:
-        (workdir / "runs").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadData(f"cannot write {workdir}: {error.strerror}; choose another --workdir") from None
-
-
-@contextlib.contextmanager
-def _locked(workdir: Path, name: str) -> Iterator[Path]:
-    """Refuse a run that another process is at; give the file for its pipeline. Other runs share the folder."""
-    make_writable(workdir)
-    with (workdir / "runs" / f"{name}.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise BadData(
-                f"{workdir}: the same run is going on there; wait for it or choose another --workdir"
-            ) from None
-        yield workdir / "runs" / f"{name}.yaml"
+    if window.last < window.total:
+        print(f"next      the same command with --tasks {window.last + 1}-")
 
 
 COMPILE = Command("compile the pipeline of a scenario for a Kubeflow cluster", _compile_arguments, _compile)

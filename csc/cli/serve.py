@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from csc.cli.command import Command
+from csc.cli.workdir import tracked_workdir, workdir_argument
 from csc.data.cores import cores
 from csc.errors import BadConfig
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from csc.serving.predictor import Predictor
 
-__all__ = ["SERVE"]
+__all__ = ["SERVE", "listening"]
 
 STOP_SECONDS = 30  # for requests under way when the server is told to stop
 
@@ -28,16 +29,14 @@ def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
     parser.add_argument("--port", type=int, default=8080, help="port to listen on; 0 for a free one (default: 8080)")
     parser.add_argument("--name", help="name of the model in addresses (default: its name in the registry)")
-    parser.add_argument("--workdir", default="work", metavar="DIR", help="folder of runs and results (default: work)")
+    workdir_argument(parser)
 
 
 def _serve(arguments: Namespace) -> int:
-    try:
-        import starlette  # noqa: F401 - that there is one
-        import uvicorn  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise BadConfig(f"csc serve needs {error.name}; install 'csc[train,tracking]'") from None
-    with _listening(arguments.host, arguments.port) as listener:
+    import starlette  # noqa: F401 - before the port is taken and the model fetched
+    import uvicorn  # noqa: F401
+
+    with listening(arguments.host, arguments.port) as listener:
         predictor = _load(arguments.model, arguments.workdir)
         name = arguments.name or _name(arguments.model, predictor)
         from csc.serving.service import application
@@ -49,7 +48,7 @@ def _serve(arguments: Namespace) -> int:
     return 0
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def listening(host: str, port: int) -> socket.socket:
     """A socket that listens; the first to find out, before the model is fetched, that a port is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -62,8 +61,6 @@ def _listening(host: str, port: int) -> socket.socket:
 def _load(model: str, workdir: str) -> "Predictor":
     """Load a model and try it once, so that the first request is as quick as the others."""
     if model.startswith("models:/"):
-        from csc.cli.workdir import tracked_workdir
-
         tracked_workdir(workdir)
     import numpy as np
     import torch

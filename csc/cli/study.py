@@ -9,7 +9,7 @@ from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 
 from csc.cli.command import Command
-from csc.cli.run import class_count, interruptible, make_writable
+from csc.cli.run import class_count, interruptible
 from csc.cli.submit import (
     check_edited,
     check_on_cluster,
@@ -24,6 +24,7 @@ from csc.config import parse_overrides
 from csc.data.dataset import Dataset
 from csc.data.ingest.digits import VERSION, ingest_digits
 from csc.errors import BadConfig, BadData
+from csc.pipelines.local.lock import make_writable
 from csc.pipelines.profile import SHIPPED as PROFILES
 from csc.pipelines.profile import Profile, read_profile, run_defaults
 from csc.scenario import CLASS_COUNTS, Scenario

@@ -1,25 +1,49 @@
 """`csc ui`: the MLflow pages of a work folder."""
 
-import os
+import signal
+import subprocess
 import sys
+import time
+import urllib.request
 from argparse import ArgumentParser, Namespace
 
 from csc.cli.command import Command
+from csc.cli.serve import listening
 from csc.cli.workdir import tracked_workdir, workdir_argument
+from csc.errors import TrackingError
 
 __all__ = ["UI"]
 
 
 def _arguments(parser: ArgumentParser) -> None:
     workdir_argument(parser)
-    parser.add_argument("--port", type=int, default=5000)
+    parser.add_argument("--port", type=int, default=5000, help="of this machine (default: 5000)")
 
 
 def _run(arguments: Namespace) -> int:
     uri = tracked_workdir(arguments.workdir)
+    listening("127.0.0.1", arguments.port).close()  # says in one line if the port is taken
+    address = f"http://127.0.0.1:{arguments.port}"
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(arguments.port)]
-    print(f"MLflow on http://127.0.0.1:{arguments.port} (stop with Ctrl-C)", flush=True)
-    os.execv(sys.executable, [*command, "--backend-store-uri", uri])
+    with subprocess.Popen([*command, "--backend-store-uri", uri]) as server:
+        signal.signal(signal.SIGTERM, lambda *_: server.terminate())
+        try:
+            _wait_for(address, server)
+            print(f"MLflow on {address} (stop with Ctrl-C)", flush=True)
+            return server.wait()
+        except KeyboardInterrupt:  # the server has it too
+            return server.wait()
+
+
+def _wait_for(address: str, server: "subprocess.Popen[bytes]") -> None:
+    """Wait until the server answers."""
+    while server.poll() is None:
+        try:
+            urllib.request.urlopen(f"{address}/health", timeout=5).close()
+            return
+        except OSError:
+            time.sleep(0.2)
+    raise TrackingError(f"the MLflow server on {address} ended with exit code {server.returncode}, see above")
 
 
 UI = Command("open the MLflow pages of a work folder", _arguments, _run)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from csc.config.reading import Settings, convert, load_yaml
+from csc.config.reading import SWITCHES, Settings, convert, load_yaml
 from csc.config.schema import Config
 from csc.config.tree import flatten, merged, nested
 from csc.errors import BadConfig
@@ -24,12 +24,12 @@ from csc.errors import BadConfig
 if TYPE_CHECKING:
     from csc.methods.base import Method
 
-__all__ = ["differences", "learns_like", "methods", "parse_overrides", "resolve"]
+__all__ = ["differences", "learns_like", "method_class", "methods", "parse_overrides", "resolve", "settings_type"]
 
 _PRESETS = Path(__file__).parent / "presets"
 _VALUES = Path(__file__).parents[1] / "methods" / "values"
 _FALLBACK_PRESET = "coco"  # any other data set is treated like the larger benchmark
-_RENAMED = {"old_label_policy": "loss.old_labels"}  # spellings of the version before
+_OLD_LABELS, _FREEZE_BN = "old_label_policy", "release_quirks.freeze_bn_after_base"  # of the version before
 
 
 def resolve(
@@ -42,15 +42,15 @@ def resolve(
         overrides: nested mapping, or the same as JSON text; a setting that the run does not read is refused.
         shared: settings for several methods, as a study has them; those that the run does not read are left out.
     """
-    wanted = _renamed(_from_json(overrides) if isinstance(overrides, str) else dict(overrides or {}))
+    wanted = _renamed(_from_json(overrides) if isinstance(overrides, str) else overrides or {})
     method = wanted.get("method", "csc")
     if not isinstance(method, str) or method not in methods():
         raise BadConfig(f"method '{method}' is not known; choose one of {', '.join(methods())}")
-    values = merged(_values(dataset, method), shared or {})
+    values = merged(_values(dataset, method), _renamed(shared or {}))
     head = wanted.get("head", values["head"])
     if head not in method_class(method).heads:
         raise BadConfig(f"head={head}: method '{method}' takes only {', '.join(method_class(method).heads)}")
-    form = _form(method, str(head))
+    form = settings_type(method, str(head))
     _check_read(wanted, form, method)
     _check_facts(wanted, dataset, method)
     config = convert(form, merged(_readable(values, form), wanted), words=True)
@@ -61,8 +61,8 @@ def resolve(
 def differences(dataset: str, config: Config) -> str:
     """The settings that differ from the method's own on a data set, as JSON that resolves to the same configuration.
 
-    A pipeline hands it to every step, and a cluster keeps it many times over for each: all settings are 2 KB, these
-    rarely more than 100 bytes.
+    A pipeline passes it to every step, and a cluster stores it with each: all settings are 2 KB, these rarely more than
+    100 bytes.
 
     >>> differences("voc", resolve("voc", {"method": "lwf", "seed": 1}))
     '{"method": "lwf", "seed": 1}'
@@ -148,7 +148,7 @@ def _layers(values: Mapping[str, Any], preset: str) -> tuple[Mapping[str, Any], 
 
 
 @cache
-def _form(method: str, head: str) -> type[Config]:
+def settings_type(method: str, head: str) -> type[Config]:
     """The type of the settings of a run: those of all, and those that its method and head read."""
     groups = method_class(method).groups(head)
     fields = [(name, kind, msgspec.field(default_factory=kind)) for name, kind in groups.items()]
@@ -169,7 +169,7 @@ def _check_read(wanted: Mapping[str, Any], form: type[Config], method: str) -> N
     """Refuse settings that exist, but that this method with this head does not read."""
     for key, _ in flatten(wanted):
         if key not in dict(_defaults(form)):
-            forms = {name: [_form(name, head) for head in method_class(name).heads] for name in methods()}
+            forms = {name: [settings_type(name, head) for head in method_class(name).heads] for name in methods()}
             readers = [name for name, heads in forms.items() if any(key in dict(_defaults(other)) for other in heads)]
             if method in readers:
                 raise BadConfig(f"{key}: read only with another head than the present one; set head too")
@@ -194,10 +194,19 @@ def _readable(values: Mapping[str, Any], form: type[Config]) -> dict[str, Any]:
     return nested({key: value for key, value in flatten(values) if key in known})
 
 
-def _renamed(wanted: dict[str, Any]) -> dict[str, Any]:
+def _renamed(wanted: Mapping[str, Any]) -> Mapping[str, Any]:
     """Take the spellings of the version before, with a hint."""
-    for old, new in _RENAMED.items():
-        if old in wanted:
-            print(f"note: {old} is now called {new}", flush=True)
-            wanted = merged(wanted, nested({new: wanted.pop(old)}))
-    return wanted
+    given = dict(flatten(wanted))
+    new: dict[str, Any] = {}
+    if _OLD_LABELS in given:
+        new["loss.old_labels"] = given.pop(_OLD_LABELS)
+        print(f"note: {_OLD_LABELS} is now called loss.old_labels", flush=True)
+    if _FREEZE_BN in given:
+        value = given.pop(_FREEZE_BN)
+        frozen = SWITCHES.get(str(value).lower())
+        if frozen is None:
+            raise BadConfig(f"{_FREEZE_BN}={value}: expected true or false")
+        new["train.batch_norm"] = "frozen_after_base" if frozen else "live"
+        if frozen:  # a model of the version before names all settings, also those that are off
+            print(f"note: {_FREEZE_BN} is now called train.batch_norm=frozen_after_base", flush=True)
+    return merged(nested(new), nested(given)) if new else wanted

@@ -15,10 +15,10 @@ import yaml
 
 from csc.errors import BadConfig
 
-__all__ = ["Settings", "convert", "load_yaml"]
+__all__ = ["SWITCHES", "Settings", "convert", "expected", "load_yaml"]
 
 _Kind = TypeVar("_Kind")
-_SWITCHES = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+SWITCHES = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 _LONGEST = 60  # characters of a wrong value that a message repeats
 _DEEPEST = 50  # groups within groups; the compiled reader of YAML crashes at many thousands
@@ -93,7 +93,7 @@ def _value(hint: Any, value: Any, key: str, words: bool) -> Any:
         name_hint, item_hint = get_args(bare)
         for name in value:
             if not _fits(name_hint, name):
-                raise BadConfig(f"{key}.{_shown(name)}: expected {_expected(name_hint)}")
+                raise BadConfig(f"{key}.{_shown(name)}: expected {expected(name_hint)}")
         return {name: _value(item_hint, item, f"{key}.{name}", words) for name, item in value.items()}
     if words:
         value = _spelled(value, bare)
@@ -123,7 +123,7 @@ def _spelled(value: Any, hint: Any) -> Any:
     if not isinstance(value, str) or value in _choices(hint):
         return value
     if bool in kinds:
-        return _SWITCHES.get(value.lower(), value)
+        return SWITCHES.get(value.lower(), value)
     for kind in (int, float):
         if kind in kinds or float in kinds:
             try:
@@ -152,10 +152,10 @@ def _problem(hint: Any, value: Any, key: str) -> str:
     quotes = ""
     if _bare(hint) is str and type(value) in (int, float):
         quotes = "; put it in quotes" + ("" if hidden else f': "{_shown(value)}"')
-    return f"{given}: expected {_expected(hint)}{quotes}"
+    return f"{given}: expected {expected(hint)}{quotes}"
 
 
-def _expected(hint: Any) -> str:
+def expected(hint: Any) -> str:
     """What a value of a type is, in words, with its limits."""
     bare, limits = _bare(hint), _limits(hint)
     if limits and limits.description:

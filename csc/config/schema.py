@@ -36,22 +36,38 @@ NotNegative = Annotated[float, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0)]
 Unit = Annotated[float, Meta(ge=0, le=1)]
 Text = Annotated[str, Meta(min_length=1)]
+# Never an address: timm would fetch and build whatever is there.
+TimmName = Annotated[
+    str, Meta(pattern=r"^\w+(\.\w+)?\Z", description="a model of timm such as resnet18 or resnet18.a1_in1k")
+]
 _Group = TypeVar("_Group", bound=Settings)
 
-# Who does the work, which changes no result: a run may go on with another number of hands.
+# How the work is shared out, which changes no result: a run may resume with other values.
 EXECUTION_ONLY = ("train.workers", "train.processes", "train.nodes")
 
 
 class Backbone(Settings, frozen=True, kw_only=False):
-    """The feature extractor, by its timm name (`name` or `name.tag`)."""
+    """The feature extractor, by its timm name (`name` or `name.tag`).
 
-    name: Text = "tresnet_m.miil_in21k"
+    Attributes:
+        name: model of timm, with the tag of its weights.
+        frozen: whether it keeps its weights and only the head learns.
+        output_stride: pixels of the input per position of its last map.
+    """
+
+    name: TimmName = "tresnet_m.miil_in21k"
     frozen: bool = False
     output_stride: Literal[8, 16, 32] = 32
 
 
 class Input(Settings, frozen=True):
-    """What happens to an image on its way to the backbone."""
+    """What happens to an image on its way to the backbone.
+
+    Attributes:
+        size: side of the square that the network sees, in pixels.
+        augment: whether training images are cut out and flipped at random.
+        decode: whether a JPEG may be decoded at a smaller scale, which is faster, or in full.
+    """
 
     size: Annotated[int, Meta(ge=16)] = 224
     augment: bool = True
@@ -59,13 +75,37 @@ class Input(Settings, frozen=True):
 
 
 class Features(Settings, frozen=True):
-    """Cached feature maps of a frozen backbone: `views` per training image, augmented if the input is; 0 for none."""
+    """Cached feature maps of a frozen backbone: `views` per training image, augmented if the input is; 0 for none.
+
+    Attributes:
+        views: cached maps of each training image; 0 to learn from images.
+    """
 
     views: AtLeast0 = 0
 
 
 class Train(Settings, frozen=True):
-    """Optimisation of one task."""
+    """Optimisation of one task.
+
+    Attributes:
+        epochs: passes over the images of a task.
+        batch_size: images of a batch.
+        lr_base: highest learning rate of the base task.
+        lr: highest learning rate of later tasks.
+        backbone_lr_scale: factor of the learning rate for the backbone.
+        weight_decay: pull of the weights towards zero.
+        batch_norm: whether statistics stay those of the base task; the weights of its layers still learn.
+        schedule: how the learning rate changes within a task.
+        pct_start: share of the steps in which it rises.
+        clip: largest norm of the gradient; 0 for any.
+        accumulate: batches whose gradients are added up for one update.
+        amp: precision of the computation; auto takes what the device is fast at.
+        compile: whether torch compiles the network.
+        channels_last: layout of images and maps in memory.
+        workers: processes that load images; auto for what the cores allow.
+        processes: processes that train together on this machine; auto for one per GPU.
+        nodes: machines of a cluster that train together.
+    """
 
     epochs: AtLeast1 = 20
     batch_size: Annotated[int, Meta(ge=2)] = 64
@@ -77,6 +117,7 @@ class Train(Settings, frozen=True):
     pct_start: Unit = 0.2
     clip: NotNegative = 0.0
     accumulate: AtLeast1 = 1
+    batch_norm: Literal["live", "frozen_after_base"] = "live"
     amp: Literal["auto", "bf16", "fp16", "off"] = "auto"
     compile: bool = False
     channels_last: Literal["auto", "on", "off"] = "auto"
@@ -86,13 +127,24 @@ class Train(Settings, frozen=True):
 
 
 class Loss(Settings, frozen=True):
-    """The classification loss; methods that weigh it against others add to this group."""
+    """The classification loss; methods that weigh it against others add to this group.
+
+    Attributes:
+        form: binary cross-entropy, or the asymmetric loss.
+    """
 
     form: Literal["bce", "asl"] = "bce"
 
 
 class MaxEntropy(Settings, frozen=True):
-    """The max-entropy regulariser, which any method may add; `beta = 0` switches it off."""
+    """The max-entropy regulariser, which any method may add; `beta = 0` switches it off.
+
+    Attributes:
+        beta: weight of the regulariser; 0 for none.
+        classes: whose confidences are kept from the extremes.
+        form: entropy of the positive side only, or of both.
+        reduction: whether classes are added up or averaged.
+    """
 
     beta: NotNegative = 0.0
     classes: Literal["old", "all"] = "old"
@@ -104,8 +156,20 @@ class Memory(Settings, frozen=True):
     """What is kept of a task's images for later tasks, and how it is replayed.
 
     `per_class` exemplars of each class, or `total` of all together (split evenly for `herding` and `random`).
-    `concat` adds the exemplars to the task's images; `batch` draws a batch of them beside each batch of the task, and
+    `concat` adds the exemplars to the task's images; `batch` draws a batch of them with each batch of the task, and
     its loss counts `weight`. Unknown labels of an exemplar are negatives or masked.
+
+    Attributes:
+        sampler: how exemplars are chosen; none keeps nothing.
+        per_class: exemplars of each class.
+        total: exemplars of all classes together.
+        unique: whether an image that the memory has is not chosen again for another class.
+        replay: whether exemplars join the images of the task or come in batches of their own.
+        batch_size: exemplars of such a batch; 0 for as many as images.
+        weight: of the loss of such a batch.
+        labels: which labels of an exemplar count.
+        unknown: whether other labels count as absent or not at all.
+        rho: of prs: the share of a class in the memory is its frequency to this power.
     """
 
     sampler: Literal["none", "herding", "random", "reservoir", "prs", "ocdm"] = "none"
@@ -132,10 +196,16 @@ class Memory(Settings, frozen=True):
 
 
 class ReleaseQuirks(Settings, frozen=True):
-    """What the released code does otherwise than the paper, one switch each."""
+    """What the released code does otherwise than the paper, one switch each.
+
+    Attributes:
+        freeze_grown_layers: layers that grew with the classes do not learn in later tasks.
+        persist_optimizer: the optimiser goes on with the moments of the task before.
+        no_shuffle: images come in the same order in each epoch.
+        legacy_bias_reset: layers that grow lose the biases that they had learned.
+    """
 
     freeze_grown_layers: bool = False
-    freeze_bn_after_base: bool = False
     persist_optimizer: bool = False
     no_shuffle: bool = False
     legacy_bias_reset: bool = False
@@ -144,8 +214,18 @@ class ReleaseQuirks(Settings, frozen=True):
 class Config(Settings, frozen=True):
     """Everything that decides the outcome of a run, apart from the data and the scenario.
 
-    These are the settings of every method. Those of a run are a subtype with the groups that its method and head read
-    beside them (`csc.config.layers`), so a setting that nothing reads is no part of a run.
+    These are the settings of every method. Those of a run are a subtype that adds the groups which its method and head
+    read (`csc.config.layers`), so a setting that nothing reads is no part of a run.
+
+    Attributes:
+        method: learning method.
+        seed: of all random choices.
+        init: first weights of the backbone: hub, scratch, or a .safetensors file.
+        allow_leaky_init: whether weights that have seen the labels of COCO are accepted, and marked.
+        head: what turns maps into scores; each method says which it takes.
+        labels: which labels training sees: those of the task, or of all classes so far (an upper bound).
+        held_out: if not 0, one of so many training images is tested on, in the place of the test images.
+        threshold: confidence above which a class counts as present.
     """
 
     method: str = "csc"
@@ -154,7 +234,7 @@ class Config(Settings, frozen=True):
     allow_leaky_init: bool = False
     head: str = "linear"
     labels: Literal["task", "seen"] = "task"
-    held_out: AtLeast0 = 0  # one of so many training images is tested on, in the place of the test images
+    held_out: AtLeast0 = 0
     threshold: Unit = 0.8
     backbone: Backbone = Backbone()
     input: Input = Input()

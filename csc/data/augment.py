@@ -50,28 +50,14 @@ def augment(pixels: Pixels, rng: np.random.Generator) -> Pixels:
 
 
 def cutout(pixels: Pixels, rng: np.random.Generator, fraction: float = 0.5) -> Pixels:
-    """Fill a rectangle around a random pixel with one random colour, in place.
-
-    Args:
-        pixels: of one image; painted on and returned.
-        rng: draws the centre and the colour.
-        fraction: of the image's sides; the part of the rectangle that leaves the image is lost.
-    """
+    """Fill a rectangle, a fraction of the sides, around a random pixel with one random colour, in place."""
     height, width, _ = pixels.shape
     red, green, blue = rng.integers(0, 256, size=3).tolist()
     return _filled(pixels, int(fraction * width + 0.5), int(fraction * height + 0.5), (red, green, blue), rng)
 
 
 def rand_augment(pixels: Pixels, rng: np.random.Generator) -> Pixels:
-    """Draw two different (operation, magnitude) combinations and apply each with probability 0.5, in this order.
-
-    Args:
-        pixels: of one image; may be painted on.
-        rng: draws the combinations, whether each is applied, and signs and places inside the operations.
-
-    Returns:
-        The result, which is the given array when neither is applied.
-    """
+    """Draw two different (operation, magnitude) combinations and apply each with probability 0.5, in this order."""
     first = int(rng.integers(len(_COMBINATIONS)))
     second = int(rng.integers(len(_COMBINATIONS) - 1))
     if second >= first:
@@ -170,13 +156,13 @@ def _shear_y(pixels: Pixels, magnitude: float, rng: np.random.Generator) -> Pixe
 
 def _shifted(pixels: Pixels, distance: float, axis: int) -> Pixels:
     """Move along an axis by the nearest whole number of pixels, to the left or up where the distance is positive."""
-    places = math.floor(distance + 0.5)
+    by = math.floor(distance + 0.5)
     result = np.full_like(pixels, GREY[0])
     new, old = result.swapaxes(0, axis), pixels.swapaxes(0, axis)
-    if places >= 0:
-        new[: len(old) - places] = old[places:]
+    if by >= 0:
+        new[: len(old) - by] = old[by:]
     else:
-        new[-places:] = old[:places]
+        new[-by:] = old[:by]
     return result
 
 

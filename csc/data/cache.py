@@ -62,12 +62,7 @@ class NodeCache:
     def fetched(self, uri: str, key: str, size: int, remedy: str, *, verify: bool = True) -> Iterator[Path]:
         """A local copy of a remote file, to be opened in the block: until then it is not removed.
 
-        Args:
-            uri: where to get it if it is not here.
-            key: SHA-256 in hex, of its content if it is to be verified.
-            size: of its content, in bytes.
-            remedy: what the user can do if the content is wrong.
-            verify: whether the content must have the SHA-256 `key`.
+        If it is to be verified, `key` is the SHA-256 of its content; `remedy` says what to do if that is wrong.
         """
         if not re.fullmatch("[0-9a-f]{64}", key):
             raise BadData(f"{uri}: '{key}' is not a SHA-256 in hex; {remedy}")

@@ -1,6 +1,6 @@
 """The data-set contract: a label table, and image shards that workers memory-map.
 
-    dataset.json        name, classes (sorted), splits with counts, fingerprint, source
+    dataset.json        name, classes (in the order of their arrival), splits with counts, fingerprint, source
     labels.parquet      image_id, split, shard, row, labels, difficult
     images/NNNNN.arrow  image_id, jpeg, width, height
     images/index.json   rows, bytes and SHA-256 of each shard
@@ -10,9 +10,10 @@ which only asks for the classes starts at once.
 """
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from csc.errors import BadData
 from csc.storage import exists, is_remote, join, local_path, read_bytes, read_json
@@ -25,9 +26,8 @@ __all__ = ["SPLITS", "Dataset"]
 SPLITS = ("train", "test")
 
 
-@dataclass(frozen=True)
-class Dataset:
-    """An ingested data set, opened for reading."""
+class Dataset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An ingested data set, opened for reading: its address, and what `dataset.json` says."""
 
     uri: str
     name: str
@@ -45,23 +45,13 @@ class Dataset:
         if not exists(card):
             raise BadData(f"{uri}: not a data set (no dataset.json); make one with 'csc ingest … --out {uri}'")
         info = read_json(card)
-        if not isinstance(info, dict):
-            raise BadData(f"{card}: expected an object with name, classes, splits, fingerprint, source")
         try:
-            dataset = cls(uri=uri, **(info | {"classes": tuple(info["classes"])}))
-            dataset._check_types(info["classes"])
-            return dataset
-        except (KeyError, TypeError) as error:
+            dataset = msgspec.convert({**info, "uri": uri}, cls)
+            for split in SPLITS:
+                dataset.splits[split]["images"]
+        except (KeyError, TypeError, msgspec.ValidationError) as error:
             raise BadData(f"{card}: wrong or missing key ({error}); ingest the data set again") from None
-
-    def _check_types(self, classes: Any) -> None:
-        """Raise TypeError for a value of the wrong type."""
-        if not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
-            raise TypeError("classes is not a list of names")
-        if not (isinstance(self.name, str) and isinstance(self.fingerprint, str) and isinstance(self.source, dict)):
-            raise TypeError("name, fingerprint or source")
-        for split in SPLITS:
-            int(self.splits[split]["images"])
+        return dataset
 
     @property
     def path(self) -> Path:

@@ -12,10 +12,10 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -34,6 +34,7 @@ __all__ = [
     "FeatureCard",
     "FeatureShards",
     "Maps",
+    "WeightsFile",
     "backbone_weights",
     "features_key",
     "features_uri",
@@ -47,25 +48,32 @@ __all__ = [
 CARD, WEIGHTS = "features.json", "backbone.safetensors"
 REMEDY = "remove the folder and embed again"
 BATCH_ROWS = 64  # rows of a record batch; a row is found by division
+Count = Annotated[int, msgspec.Meta(ge=0)]
 Maps = np.ndarray[tuple[int, ...], np.dtype[np.float16]]
 
 
-@dataclass(frozen=True)
-class FeatureCard:
+class WeightsFile(msgspec.Struct, frozen=True):
+    """Size and SHA-256 of `backbone.safetensors`."""
+
+    bytes: int
+    sha256: str
+
+
+class FeatureCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What cached maps are maps of.
 
     Attributes:
         key: name of the folder.
         shape: of one map (channels, height, width); on disk the channels come last, as the heads read them.
         views: how many augmented views of each training image there are, besides the plain one.
-        backbone: bytes and SHA-256 of `backbone.safetensors`.
+        backbone: the weights they were made with.
         initialisation: where the weights came from, as in a model card.
     """
 
     key: str
-    shape: tuple[int, int, int]
-    views: int
-    backbone: dict[str, Any]
+    shape: tuple[Count, Count, Count]
+    views: Count
+    backbone: WeightsFile
     initialisation: dict[str, Any]
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -101,27 +109,10 @@ def read_features(uri: str) -> FeatureCard:
     card = join(uri, CARD)
     if not exists(card):
         raise BadData(f"{card}: no such file; the embed step makes it (features.views=1)")
-    content = read_json(card)
     try:
-        lists = {name: tuple(content[name]) for name in ("shape", "mean", "std")}
-        made = FeatureCard(**(content | lists))
-        if not _has_right_types(made):
-            raise TypeError("a value of another type")
-    except (KeyError, TypeError) as error:
+        return msgspec.convert(read_json(card), FeatureCard)
+    except msgspec.ValidationError as error:
         raise BadData(f"{card}: not a card of feature maps ({error}); {REMEDY}") from None
-    return made
-
-
-def _has_right_types(card: FeatureCard) -> bool:
-    """Whether the values of a card have the types of its attributes."""
-    counts = (*card.shape, card.views, card.backbone["bytes"])
-    return (
-        len(card.shape) == 3
-        and all(type(count) is int and count >= 0 for count in counts)
-        and all(isinstance(value, int | float) for value in (*card.mean, *card.std))
-        and isinstance(card.backbone["sha256"], str)
-        and isinstance(card.initialisation, dict)
-    )
 
 
 def refuse_leaky(card: FeatureCard, config: Config) -> None:
@@ -138,16 +129,16 @@ def has_weights(uri: str, card: FeatureCard) -> bool:
     if not exists(file):
         return False
     size = version_of(file)[0] if is_remote(file) else local_path(file).stat().st_size
-    return size == int(card.backbone["bytes"])
+    return size == card.backbone.bytes
 
 
 def backbone_weights(uri: str) -> Path:
     """The file of the weights that the maps were made with, on this machine."""
     file, card = join(uri, WEIGHTS), read_features(uri)
     if is_remote(file):
-        return NodeCache.of_this_node().fetch(file, str(card.backbone["sha256"]), card.backbone["bytes"], REMEDY)
+        return NodeCache.of_this_node().fetch(file, card.backbone.sha256, card.backbone.bytes, REMEDY)
     if not has_weights(uri, card):
-        raise BadData(f"{file}: missing, or not of {card.backbone['bytes']:,} bytes; {REMEDY}")
+        raise BadData(f"{file}: missing, or not of {card.backbone.bytes:,} bytes; {REMEDY}")
     return local_path(file)
 
 

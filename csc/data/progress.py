@@ -1,15 +1,43 @@
-"""Progress lines: rewritten in place on a terminal, a few of them in a log."""
+"""Progress lines: rewritten in place on a terminal, a few of them in a log.
 
+A command that draws the progress of its steps itself sets `CSC_PROGRESS` for them. They then print a `Report` every now
+and then, as a line by itself.
+"""
+
+import json
+import os
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import TextIO
 
-__all__ = ["Bar", "Progress"]
+__all__ = ["Bar", "Progress", "Report", "duration"]
 
 REFRESH = 0.2  # seconds
 LOG_EVERY = 10.0  # seconds between two lines in a log, at least
 LOG_LINES = 10  # at most, without the last one
+_REPORT = "@progress "  # how the line of a report begins
+
+
+@dataclass(frozen=True)
+class Report:
+    """How far a work has come, for whoever draws it; `left` are the seconds until all of it is done."""
+
+    title: str
+    done: int
+    total: int
+    unit: str
+    speed: float
+    left: float
+
+    def __str__(self) -> str:
+        return f"{_REPORT}{json.dumps(asdict(self))}"
+
+    @classmethod
+    def parse(cls, line: str) -> "Report | None":
+        """Read a line that a step has printed; None if it is any other line."""
+        return cls(**json.loads(line.removeprefix(_REPORT))) if line.startswith(_REPORT) else None
 
 
 class _Line:
@@ -18,6 +46,7 @@ class _Line:
     def __init__(self, stream: TextIO | None) -> None:
         self.stream = stream or sys.stdout
         self.live = self.stream.isatty()
+        self.reports = not self.live and bool(os.environ.get("CSC_PROGRESS"))
         self.started = self.shown = time.monotonic()
 
     def _is_due(self, seconds: float) -> bool:
@@ -33,18 +62,10 @@ class _Line:
 
 
 class Progress(_Line):
-    """The progress of a training task.
-
-    Args:
-        title: names the task.
-        epochs: of the task.
-        images_per_epoch: how many images an epoch has.
-        stream: where to print.
-        finished: epochs of an earlier attempt.
-    """
+    """The progress of a training task; `finished` epochs of an earlier attempt do not count as speed."""
 
     def __init__(
-        self, title: str, epochs: int, images_per_epoch: int, stream: TextIO | None = None, finished: int = 0
+        self, title: str, epochs: int, images_per_epoch: int, stream: TextIO | None = None, finished: float = 0
     ) -> None:
         super().__init__(stream)
         self.title, self.epochs, self.images_per_epoch, self.finished = title, epochs, images_per_epoch, finished
@@ -55,15 +76,25 @@ class Progress(_Line):
         self.done += images
         if self.live and self._is_due(REFRESH):
             self._write(self._line(epoch, {}))
+        elif self.reports and self._is_due(REFRESH):
+            self._write(str(self._report(epoch)), "\n")
 
     def epoch(self, epoch: int, terms: Mapping[str, float]) -> None:
         """Print the finished epoch (from 0) with its mean loss terms."""
         self.done = (epoch + 1 - self.finished) * self.images_per_epoch
         self._write(self._line(epoch, terms), "\n")
 
+    def _report(self, epoch: int) -> Report:
+        done = self.done - (epoch - self.finished) * self.images_per_epoch
+        title = f"epoch {epoch + 1}/{self.epochs}"
+        return Report(title, done, self.images_per_epoch, "images", self._per_second(self.done), self._left())
+
+    def _left(self) -> float:
+        missing = (self.epochs - self.finished) * self.images_per_epoch - self.done
+        return max(missing, 0) / max(self._per_second(self.done), 1e-9)
+
     def _line(self, epoch: int, terms: Mapping[str, float]) -> str:
-        speed = self._per_second(self.done)
-        left = max((self.epochs - self.finished) * self.images_per_epoch - self.done, 0) / speed
+        speed, left = self._per_second(self.done), self._left()
         losses = "".join(f" · {name} {value:.4f}" for name, value in terms.items())
         return f"{self.title} · epoch {epoch + 1}/{self.epochs}{losses} · {speed:.0f} images/s · {left:.0f} s left"
 
@@ -72,13 +103,7 @@ class Bar(_Line):
     """The progress of any other long work; use it as a context manager.
 
     A log gets a line at every tenth of the work, if that takes long enough, and one at the end with the duration.
-
-    Args:
-        title: names the work.
-        total: how many steps it has.
-        unit: what a step is, in the plural.
-        stream: where to print.
-        done: steps of an earlier attempt; they do not count as speed.
+    Steps that an earlier attempt has `done` do not count as speed.
     """
 
     def __init__(self, title: str, total: int, unit: str, stream: TextIO | None = None, done: int = 0) -> None:
@@ -92,7 +117,7 @@ class Bar(_Line):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             seconds = time.monotonic() - self.started
-            self._write(f"{self.title} · {self.done - self.earlier:,} {self._pace()} · {_duration(seconds)}", "\n")
+            self._write(f"{self.title} · {self.done - self.earlier:,} {self._pace()} · {duration(seconds)}", "\n")
         elif self.live:
             self._write("")  # the next output starts on a clean line
 
@@ -101,6 +126,8 @@ class Bar(_Line):
         self.done += steps
         if self.live and self._is_due(REFRESH):
             self._write(self._line())
+        elif self.reports and self._is_due(REFRESH):
+            self._write(str(self._report()), "\n")
         elif not self.live and self._is_due(LOG_EVERY) and self.logged < self._tenth() < LOG_LINES:
             self.logged = self._tenth()
             self._write(self._line(), "\n")
@@ -108,19 +135,24 @@ class Bar(_Line):
     def _tenth(self) -> int:
         return self.done * LOG_LINES // max(self.total, 1)
 
+    def _report(self) -> Report:
+        speed = self._per_second(self.done - self.earlier)
+        left = (self.total - self.done) / max(speed, 1e-9)
+        return Report(self.title, self.done, self.total, self.unit, speed, left)
+
     def _line(self) -> str:
-        left = (self.total - self.done) / max(self._per_second(self.done - self.earlier), 1e-9)
-        return f"{self.title} · {self.done:,}/{self.total:,} {self._pace()} · {_duration(left)} left"
+        left = self._report().left
+        return f"{self.title} · {self.done:,}/{self.total:,} {self._pace()} · {duration(left)} left"
 
     def _pace(self) -> str:
         speed = self._per_second(self.done - self.earlier)
         return f"{self.unit} · {speed:,.{0 if speed >= 10 else 1}f} {self.unit}/s"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """Format seconds for a person.
 
-    >>> [_duration(seconds) for seconds in (0.04, 59.4, 59.9, 3599, 3600, 100_000)]
+    >>> [duration(seconds) for seconds in (0.04, 59.4, 59.9, 3599, 3600, 100_000)]
     ['0 s', '59 s', '1 min 0 s', '59 min 59 s', '1 h 0 min', '27 h 46 min']
     """
     minutes, rest = divmod(round(seconds), 60)

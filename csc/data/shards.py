@@ -4,26 +4,40 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 
 from csc.data.cache import NodeCache
 from csc.errors import BadData
 from csc.storage import is_remote, join, read_json
 
-__all__ = ["FORMATS", "ImageShards", "ShardFiles"]
+__all__ = ["FORMATS", "ImageShards", "IndexEntry", "ShardFiles", "read_index"]
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")  # that are decoded; others may start programs
+
+
+class IndexEntry(msgspec.Struct, frozen=True):
+    """What `index.json` says of one shard next to it."""
+
+    rows: int
+    bytes: int
+    sha256: str
+
+
+def read_index(uri: str, remedy: str) -> list[IndexEntry]:
+    """Read the index of the shards in a folder."""
+    file = join(uri, "index.json")
+    try:
+        return msgspec.convert(read_json(file), list[IndexEntry])
+    except msgspec.ValidationError as error:
+        raise BadData(f"{file}: no rows, bytes and sha256 of each shard ({error}); {remedy}") from None
 
 
 class ShardFiles:
     """One column of the files NNNNN.arrow in a folder; a file is mapped into memory when it is first asked for.
 
     Files in a bucket are mapped from the cache of this node, which verifies them by the `index.json` next to them.
-
-    Args:
-        uri: of the folder.
-        column: name.
-        remedy: what to do about files that are missing or broken.
+    `remedy` says what to do about files that are missing or broken.
     """
 
     def __init__(self, uri: str | Path, column: str, remedy: str) -> None:
@@ -31,7 +45,7 @@ class ShardFiles:
         self._column, self._remedy = column, remedy
         self._maps: dict[int, tuple[Path, pa.ChunkedArray]] = {}
         self._cache: NodeCache | None = None
-        self._index: list[tuple[str, int]] = []
+        self._index: list[IndexEntry] = []
 
     def column(self, shard: int) -> pa.ChunkedArray:
         """The column in one file, without a copy."""
@@ -66,22 +80,19 @@ class ShardFiles:
         """The local file, to be opened in the block."""
         if not is_remote(self.uri):
             return nullcontext(Path(self.where(shard)))
-        index = join(self.uri, "index.json")
-        try:
-            if self._cache is None:
-                self._index = [(str(entry["sha256"]), int(entry["bytes"])) for entry in read_json(index)]
-                self._cache = NodeCache.of_this_node()
-            sha256, size = self._index[shard]
-        except (IndexError, KeyError, TypeError, ValueError):
-            raise BadData(f"{index}: no bytes and sha256 of shard {shard}; {self._remedy}") from None
+        if self._cache is None:
+            self._index = read_index(self.uri, self._remedy)
+            self._cache = NodeCache.of_this_node()
+        if not 0 <= shard < len(self._index):
+            raise BadData(f"{join(self.uri, 'index.json')}: has no shard {shard}; {self._remedy}")
         if not self._maps:
             self._warn()
-        return self._cache.fetched(self.where(shard), sha256, size, self._remedy)
+        return self._cache.fetched(self.where(shard), self._index[shard].sha256, self._index[shard].bytes, self._remedy)
 
     def _warn(self) -> None:
         """Warn if the cache is smaller than all files: shuffled reading would fetch them again and again."""
         assert self._cache is not None
-        needed, limit = sum(size for _, size in self._index), self._cache.limit_bytes
+        needed, limit = sum(entry.bytes for entry in self._index), self._cache.limit_bytes
         if needed > limit:
             print(
                 f"data: {self.uri} has {needed / 1e9:.1f} GB, the cache of this node takes {limit / 1e9:.1f}: files "

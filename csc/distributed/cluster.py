@@ -12,12 +12,12 @@ from typing import Any
 
 from csc.errors import BadConfig, CscError, Unavailable
 
-__all__ = ["API", "PATIENCE", "POLL_SECONDS", "Cluster", "ClusterError"]
+__all__ = ["API", "MOST_TRIES", "POLL_SECONDS", "Cluster", "ClusterError"]
 
 API = {"group": "trainer.kubeflow.org", "version": "v1alpha1", "plural": "trainjobs"}
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 POLL_SECONDS = 10.0
-PATIENCE = 30  # looks in a row that may be in vain
+MOST_TRIES = 30
 HINTS = {
     403: "; let the service account of the step get, create and delete trainjobs.trainer.kubeflow.org, and get pods",
     404: "; install Kubeflow Trainer 2.2 or later",
@@ -66,31 +66,31 @@ class Cluster:
         return spec
 
     def get(self, name: str) -> dict[str, Any] | None:
-        """A job, if it is there."""
+        """A job, if it exists."""
         call = self.objects.get_namespaced_custom_object
         job: dict[str, Any] | None = self._ask(f"read TrainJob {name}", call, name=name, nothing=404, **API)
         return job
 
     def create(self, manifest: Mapping[str, Any]) -> None:
-        """Create a job, unless it has come to be there meanwhile."""
+        """Create a job, unless it exists."""
         call, what = self.objects.create_namespaced_custom_object, f"create TrainJob {manifest['metadata']['name']}"
         self._ask(what, call, body=manifest, nothing=409, **API)
 
     def delete(self, name: str) -> None:
-        """Delete a job and its pods, if it is there."""
+        """Delete a job and its pods, if it exists."""
         call = self.objects.delete_namespaced_custom_object
         self._ask(f"delete TrainJob {name}", call, name=name, propagation_policy="Foreground", nothing=404, **API)
 
     def _ask(self, what: str, call: Callable[..., Any], *names: str, nothing: int = 0, **options: Any) -> Any:
-        """The API's answer, which may take a while; none if it has the status `nothing`."""
-        for _ in range(PATIENCE):
+        """The API's answer, asked for again while there is none; None if it has the status `nothing`."""
+        for _ in range(MOST_TRIES):
             with contextlib.suppress(Unanswered):
                 return self._ask_once(what, call, *names, nothing=nothing, **options)
             self.pause(POLL_SECONDS)
         return self._ask_once(what, call, *names, nothing=nothing, **options)
 
     def _ask_once(self, what: str, call: Callable[..., Any], *names: str, nothing: int, **options: Any) -> Any:
-        """The API's answer, or none if it has the status `nothing`; any other refusal in one line."""
+        """The API's answer, or None if it has the status `nothing`; any other refusal in one line."""
         from kubernetes.client import ApiException
         from urllib3.exceptions import HTTPError
 

@@ -55,6 +55,7 @@ class Group:
     rank: int
     world: int
     device: torch.device
+    hosts: dist.ProcessGroup | None = None  # the same processes, connected without their GPUs
 
     @property
     def is_main(self) -> bool:
@@ -87,6 +88,14 @@ class Group:
         bounds = torch.tensor([number, -number], device=self.device)
         dist.all_reduce(bounds, dist.ReduceOp.MAX)
         return int(bounds[0]) == -int(bounds[1])
+
+    def any(self, flag: bool) -> bool:
+        """Whether a flag is set in any rank; hosts wait for each other, but none for its GPU."""
+        if self.world == 1:
+            return flag
+        flags = torch.tensor(flag, dtype=torch.uint8)
+        dist.all_reduce(flags, dist.ReduceOp.MAX, group=self.hosts)
+        return bool(flags)
 
     def sync_batch_norms(self, network: nn.Module) -> None:
         """Let the batch-norm layers inside a network see the whole batch."""
@@ -132,7 +141,8 @@ def join_group() -> Iterator[Group]:
         dist.init_process_group("nccl", timeout=TIMEOUT, device_id=device)
     else:
         dist.init_process_group("gloo", timeout=TIMEOUT)
-    yield Group(dist.get_rank(), dist.get_world_size(), device)
+    hosts = dist.new_group(backend="gloo") if gpus else None
+    yield Group(dist.get_rank(), dist.get_world_size(), device, hosts)
     dist.destroy_process_group()  # not after an error: it would wait for ranks that are gone
 
 

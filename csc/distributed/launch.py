@@ -1,6 +1,6 @@
 """Run a function in several processes of this machine, as torchrun or the Kubeflow Trainer do on several.
 
-Each process executes `python -m csc.distributed.launch MODULE:FUNCTION FILE`, whoever starts it.
+Each process executes `python -m csc.distributed.launch MODULE:FUNCTION FILE`.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ def processes_for(wanted: int | Literal["auto"], *, exactly: bool = True) -> int
 
     Args:
         wanted: from the settings.
-        exactly: refuse more processes than there are GPUs; otherwise there are then as many as GPUs.
+        exactly: refuse more processes than there are GPUs, instead of starting one per GPU.
     """
     gpus = torch.cuda.device_count()
     if one_of_several():
@@ -104,16 +104,16 @@ def run(function: Callable[..., T], arguments: Mapping[str, Any], processes: int
 def _quiet_torchrun() -> Iterator[None]:
     """Silence torch's warnings and what its launcher says of a failure; afterwards restore the signal handlers."""
     logger = logging.getLogger("torch.distributed.elastic")
-    nobody = logging.NullHandler()
+    silent = logging.NullHandler()
     before, handlers = logger.propagate, {number: signal.getsignal(number) for number in STOPS}
-    logger.addHandler(nobody)
+    logger.addHandler(silent)
     logger.propagate = False
     level = os.environ.get(LOG_LEVEL)
     os.environ.setdefault(LOG_LEVEL, "ERROR")
     try:
         yield
     finally:
-        logger.removeHandler(nobody)
+        logger.removeHandler(silent)
         logger.propagate = before
         if level is None:
             del os.environ[LOG_LEVEL]
@@ -144,7 +144,7 @@ def raise_error(file: Path) -> None:
 def _end_with_parent(launcher: int | None) -> None:
     """Have the kernel end this process when its parent dies, even if that is killed; only Linux can.
 
-    Ranks are sessions of their own, so that nothing else would tell them.
+    Ranks are sessions of their own: no signal of the terminal reaches them.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -153,12 +153,12 @@ def _end_with_parent(launcher: int | None) -> None:
 
 
 def main(target: str, file: Path, launcher: int | None = None) -> int:
-    """Be one of the processes: call the function with the arguments in the file; result or error go beside it.
+    """Be one of the processes: call the function with the arguments in the file; its result or error is written there.
 
     Args:
         target: from `target_of`.
         file: the arguments, as JSON.
-        launcher: process that `run` was called in; of torchrun, which may have any number and be process 1, not known.
+        launcher: number of the process that called `run`; torchrun does not give its own.
     """
     _end_with_parent(launcher)
     module, _, name = target.partition(":")
@@ -169,8 +169,8 @@ def main(target: str, file: Path, launcher: int | None = None) -> int:
         write_json(file.with_name("error.json"), {"kind": type(error).__name__, "message": str(error)})
         return 2
     except RuntimeError as error:
-        if isinstance(error, dist.DistError) or "gloo" in str(error):  # another process is gone; that one has the news
-            time.sleep(GRACE_SECONDS)  # and here the launcher ends us
+        if isinstance(error, dist.DistError) or "gloo" in str(error):  # another process is gone, which reports why
+            time.sleep(GRACE_SECONDS)  # until the launcher ends this one
         raise
     if os.environ.get("RANK", "0") == "0":
         write_json(file.with_name("result.json"), result)

@@ -1,32 +1,31 @@
 """Training on several nodes: a TrainJob of the Kubeflow Trainer does what otherwise the step's own process does.
 
-With `train.nodes` above 1 the step hands its inputs to the nodes in a folder that both can see, starts the job, waits,
-and takes the model from there:
+With `train.nodes` above 1 the step copies its inputs to a folder that the nodes can read, starts the job, waits, and
+takes the model from there:
 
     <checkpoints>/<job>/  arguments.json · split · train_view · prior · model/ · error.json (if it was refused)
 
 So `checkpoints` must be on a volume of the step that many pods may write (ReadWriteMany); the nodes mount the same
-volumes at the same places. The images must be on such a volume too, or in an object store. Image, service account, pull
+volumes at the same paths. The images must be on such a volume too, or in an object store. Image, service account, pull
 secrets and user (with all of the security context) are those of the step's own pod; resources, environment, volumes and
-placement are those of its task, which the pipeline passes on. Secrets go by reference, never by value.
+node selection are those of its task, which the pipeline passes on. Secrets go by reference, never by value.
 
-The job's name says which run and task it is, and from which model. A step that is tried again finds the job of the try
-before: it waits for one that runs, and replaces one that failed, which then goes on from its checkpoint; one that is
-being deleted it lets go first. A finished job is deleted; a failed one is left for its logs to be read, until the next
-try. An API server that does not answer for a while is asked again. Needs Kubeflow Trainer 2.2 or later.
+The job's name says which run and task it is, and from which model. A retried step finds the job of the try before: it
+waits for one that runs, and replaces one that failed, which then resumes from its checkpoint. A finished job is
+deleted; a failed one is left for its logs to be read, until the next try. Needs Kubeflow Trainer 2.2 or later.
 """
 
 import contextlib
 import os
 import shutil
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from csc.config.schema import Train
-from csc.distributed.cluster import API, PATIENCE, POLL_SECONDS, Cluster, ClusterError
+from csc.distributed.cluster import API, MOST_TRIES, POLL_SECONDS, Cluster, ClusterError
 from csc.distributed.launch import raise_error
 from csc.errors import BadConfig
 from csc.scenario import Task
@@ -54,25 +53,20 @@ def train_on_nodes(
 ) -> None:
     """Run the train step with these arguments as a TrainJob and wait for its model.
 
-    Args:
-        arguments: of the step.
-        settings: how many nodes, and processes on each.
-        task: names the job to people.
-        key: identifies the run and the model that it continues; two tries of one task have the same.
-        pod: what the pipeline says of the step's pod, by the names of kfp's TaskConfig; nothing outside a cluster.
-        cluster: where the job runs; the cluster that this pod is part of if not given.
+    `key` identifies the run and the model that it continues, alike in all tries of a task. The job runs in the cluster
+    that this pod is part of, if none is given.
     """
     cluster = cluster or Cluster.here(settings.nodes)
     name = job_name(key, task)
-    folder = _shared_place(arguments["checkpoints"], pod, settings.nodes) / name
+    folder = _shared_folder(arguments["checkpoints"], pod, settings.nodes) / name
     job = _Job(cluster, name, folder, f"task {task.index}/{task.total} · job {name}")
     with job.ended_with_us():
         if not job.found():
             stage(arguments, folder)
             job.start(train_job(name, folder, settings, pod, cluster.own_pod()))
         job.wait()
-    with atomic_folder(Path(arguments["out"])) as aside:
-        shutil.copytree(job.model(), aside, dirs_exist_ok=True)
+    with atomic_folder(Path(arguments["out"])) as temporary:
+        shutil.copytree(job.model(), temporary, dirs_exist_ok=True)
     cluster.delete(name)
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -83,25 +77,20 @@ def job_name(key: str, task: Task) -> str:
 
 
 def stage(arguments: Mapping[str, str], folder: Path) -> None:
-    """Put the step's inputs into a folder that the nodes can read, with arguments that name the places there."""
-    with atomic_folder(folder) as aside:
+    """Copy the step's inputs into a folder that the nodes can read, with arguments that name the copies."""
+    with atomic_folder(folder) as temporary:
         staged = {**arguments, "out": str(folder / "model")}
         for name in INPUTS:
             if arguments[name]:
-                shutil.copyfile(arguments[name], aside / name)
+                shutil.copyfile(arguments[name], temporary / name)
                 staged[name] = str(folder / name)
-        write_json(aside / "arguments.json", staged)
+        write_json(temporary / "arguments.json", staged)
 
 
 def train_job(name: str, folder: Path, settings: Train, pod: Pod, own: Mapping[str, Any]) -> dict[str, Any]:
-    """The TrainJob that runs the train step with the arguments in a folder.
+    """The TrainJob that runs the train step with the arguments in a folder, on a volume that all nodes mount.
 
-    Args:
-        name: of the job.
-        folder: made by `stage`, on a volume that all nodes mount.
-        settings: how many nodes, and processes on each.
-        pod: what the pipeline says of the step's pod.
-        own: spec of the step's pod, for its image, pull secrets, service account and security contexts.
+    Image, pull secrets, service account and security contexts are those of `own`, the spec of the step's pod.
     """
     container = next((item for item in own["containers"] if item["name"] == "main"), own["containers"][0])
     trainer = {
@@ -162,43 +151,35 @@ def _processes_per_node(settings: Train, pod: Pod) -> int:
     return max(sum(int(amount) for name, amount in given.items() if "gpu" in name), 1)
 
 
-def _shared_place(checkpoints: str, pod: Pod, nodes: int) -> Path:
+def _shared_folder(checkpoints: str, pod: Pod, nodes: int) -> Path:
     """The folder of checkpoints, if the nodes can see it, as far as can be told from here."""
     wanted = f"train.nodes={nodes}: needs 'checkpoints' on a volume of the step that many pods may write"
     if not checkpoints:
         raise BadConfig(f"{wanted}; it is not set")
-    place = local_path(checkpoints)
-    mounts = [mount for mount in pod.get("volume_mounts") or [] if place.is_relative_to(mount["mountPath"])]
+    folder = local_path(checkpoints)
+    mounts = [mount for mount in pod.get("volume_mounts") or [] if folder.is_relative_to(mount["mountPath"])]
     if not mounts:
         raise BadConfig(f"{wanted}; {checkpoints} is on none")
     name = max(mounts, key=lambda mount: len(mount["mountPath"]))["name"]
     volume: Mapping[str, Any] = next((volume for volume in pod.get("volumes") or [] if volume["name"] == name), {})
     if volume.keys() & {"emptyDir", "ephemeral"}:
         raise BadConfig(f"{wanted}; {checkpoints} is on '{name}', which each pod has for itself")
-    return place
+    return folder
 
 
-@dataclass(frozen=True)
-class _State:
-    """Where a TrainJob stands."""
-
-    text: str
-    complete: bool = False
-    failed: bool = False
-
-
-def _state(job: Mapping[str, Any]) -> _State:
+def _state(job: Mapping[str, Any]) -> str:
+    """What a TrainJob is doing: `complete`, or `failed` with the reason, or anything else while it is not over."""
     status = job.get("status") or {}
     true = {item["type"]: item for item in status.get("conditions") or [] if item["status"] == "True"}
     if "Complete" in true:
-        return _State("complete", complete=True)
+        return "complete"
     if "Failed" in true:
         reason = true["Failed"].get("message") or true["Failed"].get("reason") or "no reason given"
-        return _State(f"failed ({' '.join(reason.split())})", failed=True)
+        return f"failed ({' '.join(reason.split())})"
     if "Suspended" in true:
-        return _State("queued")
+        return "queued"
     ready = any(item["name"] == NODE and item.get("ready") for item in status.get("jobsStatus") or [])
-    return _State("running" if ready else "waiting for its nodes")
+    return "running" if ready else "waiting for its nodes"
 
 
 @dataclass
@@ -218,31 +199,24 @@ class _Job:
             print(f"{self.title} · {text}", flush=True)
 
     def found(self) -> bool:
-        """Whether an earlier try has left a job to wait for; one that came to nothing is cleared away."""
+        """Whether an earlier try has left a job to wait for; one that failed is deleted."""
         job = self.cluster.get(self.name)
         if job is None:
             return False
         state = _state(job)
-        if job["metadata"].get("deletionTimestamp"):  # it is there until its pods are gone, and says what it said
+        if job["metadata"].get("deletionTimestamp"):  # it stays until its pods are gone, with the state that it had
             self.say("being deleted since an earlier try; starting again")
-        elif state.failed or (state.complete and not (self.folder / "model").is_dir()):
-            self.say(f"{state.text}; starting again")
+        elif state.startswith("failed") or (state == "complete" and not (self.folder / "model").is_dir()):
+            self.say(f"{state}; starting again")
             self.cluster.delete(self.name)
         else:
             self.say("found from an earlier try")
             return True
-        self._let_go()
-        return False
-
-    def _let_go(self) -> None:
-        """Wait until a job that is being deleted is gone, and its name is free."""
-        for _ in range(PATIENCE):
-            if self.cluster.get(self.name) is None:
-                return
-            self.cluster.pause(POLL_SECONDS)
-        raise ClusterError(
-            f"job {self.name}: is being deleted and does not go; see what keeps its pods, then try again"
+        self._wait_until(
+            lambda: self.cluster.get(self.name) is None,
+            "is being deleted and does not go; see what keeps its pods, then try again",
         )
+        return False
 
     def start(self, manifest: Mapping[str, Any]) -> None:
         """Create the job."""
@@ -251,37 +225,36 @@ class _Job:
         self.say(f"started on {trainer['numNodes']} nodes with {trainer['numProcPerNode']} processes each")
 
     def wait(self) -> None:
-        """Follow the job to its end; raise if it failed."""
-        while not (state := self._look()).complete:
-            if state.failed:
+        """Follow the job to its end; raise if it failed, or what a process on a node refused to do."""
+        while True:
+            refusal = self.folder / "error.json"
+            if refusal.is_file():
+                self.cluster.delete(self.name)  # it would be tried again in vain
+                raise_error(refusal)
+            job = self.cluster.get(self.name)
+            if job is None:
+                raise ClusterError(f"job {self.name}: somebody deleted it; try the step again")
+            state = _state(job)
+            self.say(state)
+            if state == "complete":
+                return
+            if state.startswith("failed"):
                 logs = f"kubectl logs -n {self.cluster.namespace} -l jobset.sigs.k8s.io/jobset-name={self.name}"
-                raise ClusterError(f"job {self.name}: {state.text}; its logs: {logs}")
+                raise ClusterError(f"job {self.name}: {state}; its logs: {logs}")
             self.cluster.pause(POLL_SECONDS)
 
     def model(self) -> Path:
         """The folder that a finished job has written; a shared volume may take a moment to show it."""
         folder = self.folder / "model"
-        for _ in range(PATIENCE):
-            if folder.is_dir():
-                return folder
+        self._wait_until(folder.is_dir, f"its model is not in {folder}; the nodes must share that volume")
+        return folder
+
+    def _wait_until(self, condition: Callable[[], bool], problem: str) -> None:
+        for _ in range(MOST_TRIES):
+            if condition():
+                return
             self.cluster.pause(POLL_SECONDS)
-        raise ClusterError(f"job {self.name}: its model is not in {folder}; the nodes must share that volume")
-
-    def _look(self) -> _State:
-        self._pass_on_refusal()
-        job = self.cluster.get(self.name)
-        if job is None:
-            raise ClusterError(f"job {self.name}: somebody deleted it; try the step again")
-        state = _state(job)
-        self.say(state.text)
-        return state
-
-    def _pass_on_refusal(self) -> None:
-        """Raise what a process on a node refused to do; without its job, which would be tried again in vain."""
-        refusal = self.folder / "error.json"
-        if refusal.is_file():
-            self.cluster.delete(self.name)
-            raise_error(refusal)
+        raise ClusterError(f"job {self.name}: {problem}")
 
     @contextlib.contextmanager
     def ended_with_us(self) -> Iterator[None]:

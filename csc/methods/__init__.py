@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, TypeVar
 from csc.methods.base import HEADS, Method
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from csc.config import Config
+    from csc.nets.head import Head
 
 __all__ = ["HEADS", "build_head", "kind_of", "method", "register", "registered"]
 
@@ -35,7 +36,7 @@ def register(kind: Kind) -> Kind:
 @cache
 def _import_all() -> None:
     for module in pkgutil.iter_modules(__path__):
-        if module.name != "losses":
+        if module.name != "losses":  # which needs torch
             importlib.import_module(f"{__name__}.{module.name}")
 
 
@@ -57,13 +58,7 @@ def method(config: "Config", state: "Mapping[str, Tensor] | None" = None) -> Met
     return kind_of(config)(config, state)
 
 
-def build_head(config: "Config", features: int, groups: Sequence[int]) -> "nn.Module":
-    """The head that a configuration names.
-
-    Args:
-        config: settings.
-        features: channels of the maps that it reads.
-        groups: how many classes each task so far has brought.
-    """
-    registered()
+def build_head(config: "Config", features: int, groups: Sequence[int]) -> "Head":
+    """The head that a configuration names, for maps with so many channels; `groups` are the classes of each task."""
+    _import_all()
     return HEADS[config.head].build(config, features, groups)

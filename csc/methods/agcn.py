@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 from csc.config.schema import AtLeast1, Config, NotNegative, Settings, Text
 from csc.errors import BadConfig
 from csc.methods import register
-from csc.methods.base import HEADS, Head, Lesson, Step
+from csc.methods.base import HEADS, HeadKind, Lesson, Step
 from csc.methods.lwf import LwF
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
+    from csc.nets.head import Head
     from csc.nets.network import Outputs
 
 __all__ = ["AGCN", "Agcn"]
@@ -21,6 +22,11 @@ class Agcn(Settings, frozen=True):
     """Weight of the preserved relations; for `head=label_graph` also the word vectors and the hidden width.
 
     `embeddings` names an .npz file with `classes` and `vectors`; `random` takes fixed random vectors.
+
+    Attributes:
+        relations: weight of the preserved relations.
+        embeddings: word vectors of the classes: random, or an .npz file.
+        width: of the hidden layer.
     """
 
     relations: NotNegative = 0.01
@@ -28,13 +34,13 @@ class Agcn(Settings, frozen=True):
     width: AtLeast1 = 1024
 
 
-def _label_graph(config: Config, features: int, groups: Sequence[int]) -> "nn.Module":
+def _label_graph(config: Config, features: int, groups: Sequence[int]) -> "Head":
     from csc.nets.label_graph import LabelGraph
 
     return LabelGraph(features, sum(groups), config.of(Agcn).width)
 
 
-HEADS["label_graph"] = Head(_label_graph, "agcn", Agcn)
+HEADS["label_graph"] = HeadKind(_label_graph, Agcn)
 
 
 @register
@@ -48,7 +54,7 @@ class AGCN(LwF):
 
     name = "agcn"
     heads = ("ci_gcn", "label_graph")
-    own_settings = {"agcn": Agcn}  # noqa: RUF012
+    own_settings = (Agcn,)
     needs_intermediates = True
 
     def begin(self, lesson: Lesson) -> None:

@@ -1,64 +1,56 @@
 """What all methods share: the shape of a step, what they may ask of a task, and max-entropy, which any may add.
 
 Tensors of a step run over the whole batch, also when several processes train together. What a method measures inside
-networks (`distances`) it reduces to one number per image first, where the image is.
+networks (`distances`) is reduced to one number per image first, in the process that has the image.
 
 The modules of methods import torch inside their functions only: settings are read where there is no torch.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 from csc.config.schema import Config, Loss, Memory, Settings
 from csc.errors import BadConfig
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from csc.data.loading import Batch
     from csc.nets.backbone import Backbone
+    from csc.nets.head import Head
     from csc.nets.network import Network, Outputs
     from csc.nets.prompts import PromptedBackbone
 
-__all__ = ["HEADS", "Head", "Lesson", "Method", "Replay", "Step"]
+__all__ = ["HEADS", "HeadKind", "Lesson", "Method", "Replay", "Step"]
 
 
-@dataclass(frozen=True)
-class Head:
-    """A head that methods can build.
+class HeadKind(NamedTuple):
+    """A head that methods can build, and the type of the settings that it reads, if any."""
 
-    Attributes:
-        build: makes it from the settings, the channels of the maps, and how many classes each task has brought.
-        group: of the settings that it reads; empty if it has none.
-        settings: their type.
-    """
-
-    build: "Callable[[Config, int, Sequence[int]], nn.Module]"
-    group: str = ""
-    settings: type[Settings] = Settings
+    build: "Callable[[Config, int, Sequence[int]], Head]"  # settings, channels of the maps, classes of each task
+    settings: type[Settings] | None = None
 
 
-def _linear(config: Config, features: int, groups: Sequence[int]) -> "nn.Module":
-    from csc.nets.linear import LinearHead
+def _linear(config: Config, features: int, groups: Sequence[int]) -> "Head":
+    from csc.nets.head import LinearHead
 
     return LinearHead(features, sum(groups))
 
 
-HEADS = {"linear": Head(_linear)}  # by name; the modules of methods add theirs
+HEADS = {"linear": HeadKind(_linear)}  # by name; the modules of methods add theirs
 
 
 @dataclass(frozen=True)
 class Replay:
-    """A batch of exemplars that was drawn beside the task's own images."""
+    """A batch of exemplars that was drawn with a batch of the task's own images."""
 
     logits: "Tensor"  # (B, n), of the learner
     targets: "Tensor"  # (B, n)
-    known: "Tensor"  # (B, n): which targets are labels; the others are unknown, not absent
+    known: "Tensor"  # (B or more, n): which targets are labels; the others are unknown, not absent
     stored_logits: "Tensor"  # (B, n): what the model said when the exemplar was stored
-    stored: "Tensor"  # (B, n): which of them exist; classes that came later have none
+    stored: "Tensor"  # (B or more, n): which of them exist; classes that came later have none
 
 
 @dataclass(frozen=True)
@@ -67,16 +59,19 @@ class Step:
 
     Without `known`, the labels are those of the new classes (of all seen ones if the settings show them). With
     exemplars among the images, `known` says entry by entry what is a label.
+
+    Batches may be accumulated to one update, of which this one is a `share`. A mask then has the rows of this batch
+    first and those of all others after them: a mean over the entries that it marks is one over the whole update.
     """
 
     logits: "Tensor"  # (B, n)
     targets: "Tensor"  # (B, n), zero where unknown
     new: int  # how many of the n classes are new
     prior_logits: "Tensor | None" = None  # (B, n - new), from the model of the task before
-    known: "Tensor | None" = None  # (B, n)
+    known: "Tensor | None" = None  # (B or more, n)
     distances: "Mapping[str, Tensor]" = field(default_factory=dict)  # (B,) each, from `Method.distances`
     replays: tuple[Replay, ...] = ()
-    share: float = 1.0  # of the images of an update; less than all if batches are accumulated
+    share: float = 1.0  # of the images of the update
 
     @property
     def old(self) -> int:
@@ -96,6 +91,15 @@ class Lesson(Protocol):
     def classes(self) -> tuple[str, ...]:
         """All seen classes, old ones first."""
 
+    def features(self, pool: "Callable[[Tensor], Tensor]") -> "Tensor":
+        """What a function of the last maps gives for the task's own images, as they are (images, …)."""
+
+    def labels(self) -> "Tensor":
+        """Labels of the task's own images (images, n), zero where they are unknown."""
+
+    def image_digests(self) -> "Tensor":
+        """A number (images,) for the name of each of the task's own images."""
+
     def logits_of_prior(self) -> "Tensor":
         """What the prior model says of every training image, exemplars included (images, old)."""
 
@@ -103,23 +107,24 @@ class Lesson(Protocol):
         """Training images without augmentation, drawn at random, at most so many; on the device."""
 
 
-class Method(ABC):
+class Method:
     """A learning method: its settings, the heads it builds, the loss terms of one step, and what it asks of the loop.
 
-    What it keeps from one task to the next beside the network is its `state`: tensors that travel with the model.
+    What it keeps from one task to the next, apart from the network, is its `state`: tensors that travel with the model.
     """
 
     name: ClassVar[str]
     heads: ClassVar[tuple[str, ...]] = ("linear", "ci_gcn")  # that it can build, the usual one first
     loss_settings: ClassVar[type[Loss]] = Loss
     memory_settings: ClassVar[type[Memory] | None] = Memory  # none if it never replays
-    own_settings: ClassVar[Mapping[str, type[Settings]]] = {}  # groups that nothing else reads
+    own_settings: ClassVar[tuple[type[Settings], ...]] = ()  # groups that nothing else reads
     facts: ClassVar[tuple[str, ...]] = ()  # settings that it has to know of a data set
     takes_frozen_backbone: ClassVar[bool] = True
     needs_prior: ClassVar[bool] = False  # the frozen model of the task before gives its logits on each batch
     continues: ClassVar[bool] = True  # a task starts from the model before; otherwise from the initialisation
     needs_intermediates: ClassVar[bool] = False  # `distances` wants more of the networks than logits
     stores_logits: ClassVar[bool] = False  # an exemplar is kept with what the finished model says of it
+    solves: ClassVar[bool] = False  # `solve` gives the weights of a task; there are no steps
     draws: ClassVar[int] = 1  # independent batches of exemplars at each step, with `memory.replay=batch`
 
     def __init__(self, config: Config, state: "Mapping[str, Tensor] | None" = None) -> None:
@@ -128,10 +133,10 @@ class Method(ABC):
 
     @classmethod
     def groups(cls, head: str) -> dict[str, type[Settings]]:
-        """The groups of settings that a run has beside those of all runs, by name."""
+        """The groups of settings that a run adds to those of all runs; the name of a group is that of its type."""
+        own = (HEADS[head].settings, *cls.own_settings)
         memory = {"memory": cls.memory_settings} if cls.memory_settings is not None else {}
-        of_head = {HEADS[head].group: HEADS[head].settings} if HEADS[head].group else {}
-        return {"loss": cls.loss_settings, **memory, **of_head, **cls.own_settings}
+        return {"loss": cls.loss_settings, **memory, **{kind.__name__.lower(): kind for kind in own if kind}}
 
     @classmethod
     def check(cls, config: Config) -> None:
@@ -147,7 +152,7 @@ class Method(ABC):
         """The backbone as the method uses it."""
         return backbone
 
-    def begin(self, lesson: Lesson) -> None:  # noqa: B027  # most methods have nothing to prepare
+    def begin(self, lesson: Lesson) -> None:
         """Prepare for a task; called before its first step, and again by a try that resumes it."""
 
     def frozen(self, network: "Network") -> Iterable[str]:
@@ -158,22 +163,26 @@ class Method(ABC):
         """Per image (B,), what `terms` needs from inside the networks; only asked with `needs_intermediates`."""
         return {}
 
-    @abstractmethod
     def terms(self, step: Step) -> "dict[str, Tensor]":
-        """The weighted terms of the method's own loss, by name; the loss is their sum."""
+        """The weighted terms of the method's loss of the task's images, by name; the loss is the sum of all terms."""
+        raise NotImplementedError
+
+    def solve(self, lesson: Lesson) -> dict[str, float]:
+        """Give the network its weights after the task, in one pass; return what to log. Only asked with `solves`."""
+        raise NotImplementedError
 
     def penalty(self, network: "Network") -> "dict[str, Tensor]":
         """Terms that depend on the weights alone."""
         return {}
 
-    def finish(self, lesson: Lesson) -> None:  # noqa: B027
+    def finish(self, lesson: Lesson) -> None:
         """Work out what later tasks need of this one, into `state`; called after the last step."""
 
     def loss(self, step: Step) -> "dict[str, Tensor]":
-        """All terms: the method's own and, if switched on, max-entropy on the old classes (eq. 6 of the paper)."""
+        """All terms: the method's own, exemplars drawn with the batch, and max-entropy if on (eq. 6 of the paper)."""
         from csc.methods.losses import max_entropy
 
-        terms = self.terms(step)
+        terms = self.terms(step) | self.replayed(step)
         regulariser = self.config.max_entropy
         if regulariser.beta > 0 and step.old > 0:
             logits = step.logits[:, : step.old] if regulariser.classes == "old" else step.logits
@@ -184,31 +193,42 @@ class Method(ABC):
     def classify(self, step: Step, logits: "Tensor", targets: "Tensor", known: "Tensor | None" = None) -> "Tensor":
         """The classification loss in the form that the settings name, over the known entries.
 
-        Accumulated batches weigh by their share of the update, so what is a sum over images is divided by it first.
+        Accumulated batches weigh by their share of the update, so what is a part of a sum over the whole update is
+        divided by it first.
         """
         from csc.methods.losses import asymmetric_loss, binary_cross_entropy
 
         if self.config.loss.form == "asl":
             return asymmetric_loss(logits, targets, known) / step.share
-        return binary_cross_entropy(logits, targets, known)
+        mean = binary_cross_entropy(logits, targets, known)
+        return mean if known is None else mean / step.share
+
+    def classify_known(self, step: Step) -> "Tensor":
+        """The classification loss over all labels that there are: those of the new classes, and those of exemplars."""
+        if step.known is not None:
+            return self.classify(step, step.logits, step.targets, step.known)
+        return self.classify(step, step.logits[:, step.old :], step.targets[:, step.old :])
+
+    def classify_replay(self, step: Step, replay: Replay) -> "Tensor":
+        """The classification loss of exemplars drawn with the batch; unknown labels are masked, or count as absent."""
+        known = replay.known if self.config.memory.unknown == "masked" else None
+        return self.classify(step, replay.logits, replay.targets, known)
 
     def distil(self, step: Step, logits: "Tensor", targets: "Tensor", known: "Tensor | None" = None) -> "Tensor":
         """KD: the binary cross-entropy to soft targets, on the scale of `classify`: with ASL a sum over all entries."""
         from csc.methods.losses import binary_cross_entropy
 
         mean = binary_cross_entropy(logits, targets, known)
-        if self.config.loss.form != "asl":
-            return mean
-        return mean * (logits.numel() if known is None else known.sum()) / step.share
+        if self.config.loss.form == "asl":
+            return mean * (logits.numel() if known is None else known.sum()) / step.share
+        return mean if known is None else mean / step.share
 
     def scaled(self, mean: "Tensor", images: int, step: Step) -> "Tensor":
         """A mean over images on the scale of `classify`: with ASL a sum over them."""
         return mean * images / step.share if self.config.loss.form == "asl" else mean
 
     def replayed(self, step: Step) -> "dict[str, Tensor]":
-        """The classification loss of the first batch of exemplars, if one was drawn."""
+        """The terms of exemplars drawn with the batch, if any were."""
         if not step.replays:
             return {}
-        replay = step.replays[0]
-        known = replay.known if self.config.memory.unknown == "masked" else None
-        return {"replay": self.config.memory.weight * self.classify(step, replay.logits, replay.targets, known)}
+        return {"replay": self.config.memory.weight * self.classify_replay(step, step.replays[0])}

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Literal
 from csc.config.schema import AtLeast0, AtLeast1, Config, Settings
 from csc.errors import BadConfig
 from csc.methods import register
-from csc.methods.base import HEADS, Head
+from csc.methods.base import HEADS, HeadKind
 from csc.methods.lwf import LwF
 
 if TYPE_CHECKING:
-    from torch import nn
-
+    from csc.nets.head import Head
 __all__ = ["CSC", "CiGcn"]
 
 
@@ -19,6 +18,16 @@ class CiGcn(Settings, frozen=True, kw_only=False):
     """The class-incremental graph network; every ablation of the paper's table 5 is a value here.
 
     The other values are other readings of the paper; `rank` above 0 is our own low-rank form for many classes.
+
+    Attributes:
+        width: features of a class in the graph.
+        correlation: the two matrices: general (G), specific to the image (S), or counted (Z) as in AGCN.
+        masks: what makes class activation maps of scores.
+        mask_axis: whether a mask adds up to one over positions or over classes.
+        pooling: what turns maps into scores of the classes.
+        fusion: how the scores of maps and graph come together.
+        plain: takes out what the released network adds to the equations.
+        rank: of a low-rank form of the general matrix; 0 for the full one.
     """
 
     width: AtLeast1 = 1024
@@ -36,13 +45,13 @@ class CiGcn(Settings, frozen=True, kw_only=False):
             raise BadConfig(f"cigcn.rank={self.rank}: needs cigcn.correlation=G->S, a counted matrix has no rank")
 
 
-def _ci_gcn(config: Config, features: int, groups: Sequence[int]) -> "nn.Module":
+def _ci_gcn(config: Config, features: int, groups: Sequence[int]) -> "Head":
     from csc.nets.ci_gcn import CIGCN
 
     return CIGCN(features, sum(groups), config.of(CiGcn))
 
 
-HEADS["ci_gcn"] = Head(_ci_gcn, "cigcn", CiGcn)
+HEADS["ci_gcn"] = HeadKind(_ci_gcn, CiGcn)
 
 
 @register

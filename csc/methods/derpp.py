@@ -14,7 +14,12 @@ __all__ = ["DERpp", "Derpp"]
 
 
 class Derpp(Settings, frozen=True):
-    """Weights of the stored logits and of the stored labels."""
+    """Weights of the stored logits and of the stored labels.
+
+    Attributes:
+        alpha: weight of the stored logits.
+        beta: weight of the stored labels.
+    """
 
     alpha: NotNegative = 0.5
     beta: NotNegative = 0.5
@@ -37,19 +42,22 @@ class DERpp(ER):
 
     name = "derpp"
     memory_settings = DrawnExemplars
-    own_settings = {"derpp": Derpp}  # noqa: RUF012
+    own_settings = (Derpp,)
     stores_logits = True
     draws = 2
 
     def terms(self, step: Step) -> "dict[str, Tensor]":
-        """The classification loss of one batch, the stored logits of one draw, the labels of the other."""
-        weights = self.config.of(Derpp)
-        ce = self.classify(step, step.logits, step.targets)
+        """The classification loss of one batch."""
+        return {"ce": self.classify(step, step.logits, step.targets)}
+
+    def replayed(self, step: Step) -> "dict[str, Tensor]":
+        """The stored logits of one draw, the labels of the other."""
         if not step.replays:
-            return {"ce": ce}
-        dark, labelled = step.replays
-        distance = ((dark.logits - dark.stored_logits).square() * dark.stored).sum() / dark.stored.sum().clamp(min=1)
-        distance = self.scaled(distance, len(dark.logits), step)
-        known = labelled.known if self.config.memory.unknown == "masked" else None
-        again = self.classify(step, labelled.logits, labelled.targets, known)
-        return {"ce": ce, "logits": weights.alpha * distance, "replay": weights.beta * again}
+            return {}
+        weights, (dark, labelled) = self.config.of(Derpp), step.replays
+        squares = (dark.logits - dark.stored_logits).square() * dark.stored[: len(dark.logits)]
+        distance = squares.sum() / dark.stored.sum().clamp(min=1) / step.share
+        if self.config.loss.form == "asl":
+            distance = distance * len(dark.stored)
+        again = self.classify_replay(step, labelled)
+        return {"logits": weights.alpha * distance, "replay": weights.beta * again}

@@ -32,10 +32,7 @@ class ER(Method):
     memory_settings: ClassVar[type[Memory] | None] = Exemplars
 
     def terms(self, step: Step) -> "dict[str, Tensor]":
-        """The classification loss of one batch, and of exemplars drawn with it."""
+        """The classification loss of one batch."""
         if self.config.memory.unknown == "negative":
-            return {"ce": self.classify(step, step.logits, step.targets), **self.replayed(step)}
-        if step.known is not None:
-            return {"ce": self.classify(step, step.logits, step.targets, step.known)}
-        new = step.logits[:, step.old :], step.targets[:, step.old :]
-        return {"ce": self.classify(step, *new), **self.replayed(step)}
+            return {"ce": self.classify(step, step.logits, step.targets)}
+        return {"ce": self.classify_known(step)}

@@ -13,7 +13,11 @@ __all__ = ["FineTune", "FineTuneLoss"]
 
 
 class FineTuneLoss(Loss, frozen=True):
-    """What stands for the labels of old classes: zeros (`negative`), or nothing (`masked`, a milder variant)."""
+    """What stands for the labels of old classes: zeros (`negative`), or nothing (`masked`, a milder variant).
+
+    Attributes:
+        old_labels: what stands for the labels of old classes.
+    """
 
     old_labels: Literal["negative", "masked"] = "negative"
 

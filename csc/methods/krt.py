@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 from csc.config.schema import AtLeast1, Config, NotNegative, Settings, Unit
 from csc.errors import BadConfig
 from csc.methods import register
-from csc.methods.base import HEADS, Head, Lesson, Method, Step
+from csc.methods.base import HEADS, HeadKind, Lesson, Method, Step
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
+    from csc.nets.head import Head
     from csc.nets.network import Network, Outputs
 
 __all__ = ["KRT", "Krt", "threshold_for"]
@@ -20,7 +21,17 @@ LOWEST, HIGHEST = 1e-4, 0.999999
 
 
 class Krt(Settings, frozen=True):
-    """The cross-attention head, the weight that keeps its old tokens' answers, and the pseudo-label threshold."""
+    """The cross-attention head, the weight that keeps its old tokens' answers, and the pseudo-label threshold.
+
+    Attributes:
+        width: of the tokens.
+        heads: of the attention.
+        init_std: deviation of the first weights of linear layers.
+        tokens: weight of the distance to the prior model's tokens.
+        threshold: confidence at which an old class counts as a pseudo-label, to begin with.
+        labels_per_image: of the data set, on average.
+        of_classes: how many classes that average is over.
+    """
 
     width: AtLeast1 = 384
     heads: AtLeast1 = 8
@@ -36,13 +47,13 @@ class Krt(Settings, frozen=True):
             raise BadConfig(f"krt.width={self.width}: expected a multiple of krt.heads={self.heads}")
 
 
-def _attention(config: Config, features: int, groups: Sequence[int]) -> "nn.Module":
+def _attention(config: Config, features: int, groups: Sequence[int]) -> "Head":
     from csc.nets.attention import IncrementalCrossAttention
 
     return IncrementalCrossAttention(features, groups, config.of(Krt))
 
 
-HEADS["attention"] = Head(_attention, "krt", Krt)
+HEADS["attention"] = HeadKind(_attention, Krt)
 
 
 @register
@@ -59,7 +70,7 @@ class KRT(Method):
 
     name = "krt"
     heads = ("attention", "linear")
-    own_settings = {"krt": Krt}  # noqa: RUF012
+    own_settings = (Krt,)
     facts = ("krt.labels_per_image", "krt.of_classes")
     needs_prior = True
     needs_intermediates = True
@@ -113,7 +124,7 @@ class KRT(Method):
         if step.known is not None and self.config.memory.unknown == "masked":
             known = step.known.clone()
             known[:, : step.old] = True  # a label, or the prior model's word for it
-        terms = {"ce": self.classify(step, step.logits, targets, known), **self.replayed(step)}
+        terms = {"ce": self.classify(step, step.logits, targets, known)}
         weight = self.settings.tokens * (step.logits.shape[1] / step.new) ** 0.5
         for name, values in step.distances.items():
             terms[name] = weight * values.mean()

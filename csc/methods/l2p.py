@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from csc.config.schema import AtLeast1, Config, Settings
 from csc.errors import BadConfig
 from csc.methods import register
-from csc.methods.base import HEADS, Head, Method, Step
+from csc.methods.base import HEADS, HeadKind, Method, Step
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,7 +18,14 @@ __all__ = ["L2P", "L2p"]
 
 
 class L2p(Settings, frozen=True):
-    """A pool of prompts for a frozen transformer, and the pull of the chosen keys towards the images."""
+    """A pool of prompts for a frozen transformer, and the pull of the chosen keys towards the images.
+
+    Attributes:
+        pool: prompts that there are.
+        length: tokens of a prompt.
+        chosen: prompts that an image gets.
+        pull: weight of the distance between an image and the keys of its prompts.
+    """
 
     pool: AtLeast1 = 10
     length: AtLeast1 = 5
@@ -31,7 +38,7 @@ class L2p(Settings, frozen=True):
             raise BadConfig(f"l2p.chosen={self.chosen}: the pool has {self.pool} prompts")
 
 
-HEADS["prompts"] = Head(HEADS["linear"].build, "l2p", L2p)
+HEADS["prompts"] = HeadKind(HEADS["linear"].build, L2p)
 
 
 @register
@@ -44,7 +51,7 @@ class L2P(Method):
 
     name = "l2p"
     heads = ("prompts",)
-    own_settings = {"l2p": L2p}  # noqa: RUF012
+    own_settings = (L2p,)
     takes_frozen_backbone = False  # it brings its own, which is frozen but for the prompts
     needs_intermediates = True
 
@@ -61,8 +68,7 @@ class L2P(Method):
 
     def terms(self, step: Step) -> "dict[str, Tensor]":
         """The classification loss of the new classes, and the pull of the chosen keys towards the images."""
-        new = step.logits[:, step.old :], step.targets[:, step.old :]
-        terms = {"ce": self.classify(step, *new), **self.replayed(step)}
+        terms = {"ce": self.classify(step, step.logits[:, step.old :], step.targets[:, step.old :])}
         for name, values in step.distances.items():
             terms[name] = -self.config.of(L2p).pull * values.mean()
         return terms

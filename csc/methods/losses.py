@@ -14,11 +14,13 @@ __all__ = ["asymmetric_loss", "binary_cross_entropy", "max_entropy", "quadratic_
 def binary_cross_entropy(logits: Tensor, targets: Tensor, known: Tensor | None = None) -> Tensor:
     """Mean over images and classes of -[y log p + (1-y) log(1-p)]; targets may be soft.
 
-    With `known`, the mean over the entries that it marks; 0 if it marks none.
+    With `known`, the sum over the entries that it marks, divided by how many it marks; 0 if it marks none. It may have
+    more rows than the logits: those of the other batches of an accumulated update.
     """
     if known is None:
         return binary_cross_entropy_with_logits(logits, targets)
-    total = binary_cross_entropy_with_logits(logits, targets, weight=known.to(logits.dtype), reduction="sum")
+    weight = known[: len(logits)].to(logits.dtype)
+    total = binary_cross_entropy_with_logits(logits, targets, weight=weight, reduction="sum")
     return total / known.sum().clamp(min=1)
 
 
@@ -41,7 +43,7 @@ def asymmetric_loss(
         certainty = targets * p + (1 - targets) * negative
         weight = (1 - certainty) ** (gamma_pos * targets + gamma_neg * (1 - targets))
         if known is not None:
-            weight = weight * known
+            weight = weight * known[: len(logits)]
     return -(likelihood * weight).sum()
 
 

@@ -16,6 +16,10 @@ class Distillation(Loss, frozen=True):
     """α, the weight of the labels against the prior model, and what stands for the labels of old classes.
 
     `kd` takes the prior model's soft outputs, `negative` zeros, `masked` nothing.
+
+    Attributes:
+        alpha: weight of the labels; the rest is that of the prior model.
+        old_labels: what stands for the labels of old classes.
     """
 
     alpha: Unit = 0.15
@@ -35,16 +39,13 @@ class LwF(Method):
     needs_prior = True
 
     def terms(self, step: Step) -> "dict[str, Tensor]":
-        """CE and KD of one batch, and the loss of exemplars drawn beside it."""
+        """CE and KD of one batch."""
         settings, old = self.config.of(Distillation), step.old
         if settings.old_labels == "negative":
-            return {"ce": self.classify(step, step.logits, step.targets), **self.replayed(step)}
-        if step.known is not None:
-            ce = self.classify(step, step.logits, step.targets, step.known)
-        else:
-            ce = self.classify(step, step.logits[:, old:], step.targets[:, old:])
+            return {"ce": self.classify(step, step.logits, step.targets)}
+        ce = self.classify_known(step)
         if settings.old_labels == "masked" or step.prior_logits is None:
-            return {"ce": ce, **self.replayed(step)}
+            return {"ce": ce}
         unknown = None if step.known is None else ~step.known[:, :old]
         kd = self.distil(step, step.logits[:, :old], step.prior_logits.sigmoid(), unknown)
-        return {"ce": settings.alpha * ce, "kd": (1 - settings.alpha) * kd, **self.replayed(step)}
+        return {"ce": settings.alpha * ce, "kd": (1 - settings.alpha) * kd}

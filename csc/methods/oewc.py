@@ -16,7 +16,14 @@ __all__ = ["Oewc", "OnlineEWC"]
 
 
 class Oewc(Settings, frozen=True):
-    """Strength of the penalty, decay of the Fisher information, and how it is estimated."""
+    """Strength of the penalty, decay of the Fisher information, and how it is estimated.
+
+    Attributes:
+        weight: of the penalty.
+        gamma: what is left of the Fisher information after each task.
+        samples: images that it is estimated on.
+        batch_size: images whose gradients are squared together.
+    """
 
     weight: NotNegative = 100.0
     gamma: Unit = 1.0
@@ -34,7 +41,7 @@ class OnlineEWC(FineTune):
     """
 
     name = "oewc"
-    own_settings = {"oewc": Oewc}  # noqa: RUF012
+    own_settings = (Oewc,)
 
     def penalty(self, network: "Network") -> "dict[str, Tensor]":
         """λ Σ F (θ - θ*)²; nothing in the base task."""

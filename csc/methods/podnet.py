@@ -16,7 +16,12 @@ __all__ = ["PODNet", "Podnet"]
 
 
 class Podnet(Settings, frozen=True):
-    """Weights of the pooled maps and of the final features."""
+    """Weights of the pooled maps and of the final features.
+
+    Attributes:
+        spatial: weight of the pooled maps.
+        flat: weight of the final features.
+    """
 
     spatial: NotNegative = 5.0
     flat: NotNegative = 180.0
@@ -33,7 +38,7 @@ class PODNet(ER):
 
     name = "podnet"
     memory_settings = Memory
-    own_settings = {"podnet": Podnet}  # noqa: RUF012
+    own_settings = (Podnet,)
     needs_prior = True
     needs_intermediates = True
 

@@ -1,6 +1,6 @@
 r"""Incremental cross-attention: the head of KRT (Dong et al., ICCV 2023), one embedding per task from shared layers.
 
-A feature map becomes P places x. The shared transfer token KT asks, with one retention token KR_i of each task i:
+A feature map becomes P tokens x. The shared transfer token KT asks, with one retention token KR_i of each task i:
 
     c_i = Attention(query N(KT); keys and values of N([KT, KR_i, x_1 … x_P]))      N: layer-norm
     u_i = KT + W_o c_i,     e_i = u_i + MLP(N'(u_i)),     z_i = W_i N_i(e_i) + b_i
@@ -8,7 +8,7 @@ A feature map becomes P places x. The shared transfer token KT asks, with one re
 Only KR_i tells the tasks apart, and KT is the same for every image. So nothing is computed twice:
 
 - The query q is one vector per attention head: the score of a token y is (W_kᵀ q) · y, no keys are made.
-- Values are linear: a W_v y summed over tokens is W_v of the summed tokens, one per attention head and not per place.
+- Values are linear: a W_v y summed over tokens is W_v of the summed tokens, one per attention head, not per token.
 - The softmax over [KT, KR_i, x] is that over [KT, x], whose sum of exponentials is exp(s), and a share of KR_i in it:
   c_i = (1 - r_i) c + r_i W_v KR_i with r_i = sigmoid(score(KR_i) - s). Tasks cost next to nothing.
 """
@@ -21,26 +21,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
+from csc.nets.head import Head
+
 if TYPE_CHECKING:
     from csc.methods.krt import Krt
 
 __all__ = ["IncrementalCrossAttention"]
 
-GRID = 7  # places of a 224 px image to a side; maps of another size see the position embedding interpolated
+GRID = 7  # positions of a 224 px image to a side; maps of another size see the position embedding interpolated
 MLP_RATIO = 4
 
 
-class IncrementalCrossAttention(nn.Module):
+class IncrementalCrossAttention(Head):
     """A head that answers each task's classes from an embedding of the task's own.
 
     First weights are the released ones: the projection Kaiming-normal, linear weights normal with `init_std` (0.01, too
     little for widths far below the published ones), tokens and positions normal with 0.02. Classifiers of later tasks
-    have PyTorch's defaults.
-
-    Args:
-        features: channels of the maps.
-        groups: how many classes each task has brought.
-        config: width of the tokens, number of attention heads, spread of the first weights.
+    have PyTorch's defaults. `groups` says how many classes each task has brought.
     """
 
     def __init__(self, features: int, groups: Sequence[int], config: "Krt") -> None:
@@ -71,22 +68,15 @@ class IncrementalCrossAttention(nn.Module):
             names += [f"tokens.{task}", *(f"heads.{task}.{name}" for name, _ in head.named_parameters())]
         return names
 
-    def forward(self, maps: Tensor) -> Tensor:
-        """(B, features, h, w) → logits (B, classes)."""
-        return self.represented(maps)[0]
-
     def represented(self, maps: Tensor) -> tuple[Tensor, Tensor]:
         """Logits, and the embeddings (B, tasks, width) that they are read from."""
-        places = self.projection(maps) + self.positions(*maps.shape[2:])
-        embeddings = self.block(self.transfer, torch.cat([*self.tokens]), places.flatten(2).transpose(1, 2))
+        position: Tensor = self.position
+        if maps.shape[2:] != position.shape[2:]:
+            position = interpolate(position, maps.shape[2:], mode="bilinear", align_corners=False)
+        image = (self.projection(maps) + position).flatten(2).transpose(1, 2)  # (B, P, width)
+        embeddings = self.block(self.transfer, torch.cat([*self.tokens]), image)
         logits = [head(embeddings[:, task]) for task, head in enumerate(self.heads)]
         return torch.cat(logits, dim=1), embeddings
-
-    def positions(self, height: int, width: int) -> Tensor:
-        """The position embedding (1, width, h, w)."""
-        if (height, width) == (GRID, GRID):
-            return self.position
-        return interpolate(self.position, (height, width), mode="bilinear", align_corners=False)
 
 
 class ClassAttention(nn.Module):
@@ -102,10 +92,10 @@ class ClassAttention(nn.Module):
             nn.LayerNorm(width), nn.Linear(width, MLP_RATIO * width), nn.GELU(), nn.Linear(MLP_RATIO * width, width)
         )
 
-    def forward(self, transfer: Tensor, retention: Tensor, places: Tensor) -> Tensor:
-        """What the transfer token (1, D) learns of the places (B, P, D) with each retention token (T, D): (B, T, D)."""
+    def forward(self, transfer: Tensor, retention: Tensor, image: Tensor) -> Tensor:
+        """What the transfer token (1, D) learns of an image (B, P, D) with each retention token (T, D): (B, T, D)."""
         asking, own = self.norm(transfer), self.norm(retention)
-        seen = torch.cat([asking.expand(len(places), 1, -1), self.norm(places)], dim=1)  # (B, 1 + P, D)
+        seen = torch.cat([asking.expand(len(image), 1, -1), self.norm(image)], dim=1)  # (B, 1 + P, D)
         probe = self._probe(asking)
         scores, own_scores = _full(seen @ probe), _full(own @ probe)  # (B, 1 + P, H), (T, H)
         pooled = scores.softmax(dim=1).transpose(1, 2).to(seen.dtype) @ seen  # (B, H, D)

@@ -29,7 +29,7 @@ LEAKY_NAMES = ("ms_coco", "mscoco", "coco_tresnet", "tresnet_m_224_21k")
 
 @dataclass(frozen=True)
 class Initialisation:
-    """Where the first weights of a run came from; stated beside every result."""
+    """Where the first weights of a run came from; stated with every result."""
 
     kind: str  # scratch, hub, file
     source: str
@@ -78,7 +78,7 @@ class Backbone(nn.Module):
         return Intermediates(maps, (*(self._laid_out(stage) for stage in stages[:-1]), maps), None)
 
     def _laid_out(self, maps: Tensor) -> Tensor:
-        if maps.ndim == 3:  # (B, tokens, C): a transformer; class and register tokens have no place
+        if maps.ndim == 3:  # (B, tokens, C): a transformer; class and register tokens have no position
             maps = maps[:, getattr(self.net, "num_prefix_tokens", 0) :]
             side = round(maps.shape[1] ** 0.5)
             return maps.transpose(1, 2).reshape(len(maps), self.channels, side, maps.shape[1] // side)
@@ -88,11 +88,9 @@ class Backbone(nn.Module):
 
 
 class StoredBackbone(nn.Module):
-    """A backbone that does not run here: a network on it takes cached maps in the place of images.
+    """A backbone that does not run here: a network on it takes cached maps instead of images.
 
-    Args:
-        weights: by their names in `Backbone.state_dict`; a model that is saved keeps them.
-        channels: of the maps.
+    `weights` are named as in `Backbone.state_dict`; a model that is saved keeps them.
     """
 
     def __init__(self, weights: dict[str, Tensor], channels: int) -> None:

@@ -22,6 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import leaky_relu, linear, one_hot
 
+from csc.nets.head import Head
+
 if TYPE_CHECKING:
     from csc.methods.csc import CiGcn
 
@@ -30,7 +32,7 @@ __all__ = ["CIGCN"]
 SLOPE = 0.2
 
 
-class CIGCN(nn.Module):
+class CIGCN(Head):
     """A head whose label graph grows with the classes.
 
     Every class-sized tensor has its classes on the leading axes, so growth is a copy into the top-left block.
@@ -60,16 +62,12 @@ class CIGCN(nn.Module):
         self.output = nn.Linear(config.width, classes)
 
     def resized(self, classes: int) -> "CIGCN":
-        """A head with the same settings and fresh weights for another number of classes."""
+        """See `Head`."""
         return CIGCN(self.features, classes, self.config)
-
-    def forward(self, maps: Tensor) -> Tensor:
-        """(B, features, h, w) → logits (B, n)."""
-        return self.represented(maps)[0]
 
     def represented(self, maps: Tensor) -> tuple[Tensor, Tensor]:
         """Logits, and the class nodes (B, n, D2) that the graph's part of them is read from."""
-        F = maps.flatten(2).transpose(1, 2).contiguous()  # (B, P, features), P = h·w places; channels-last maps as is
+        F = maps.flatten(2).transpose(1, 2).contiguous()  # (B, P, features), P = h·w; channels-last maps as is
         S = self.class_maps(F)  # (B, P, n)
         y_cls = S.amax(dim=1) if self.config.pooling == "max" else S.mean(dim=1)
         V0 = self.label_nodes(self.masks(S), F)
@@ -89,7 +87,7 @@ class CIGCN(nn.Module):
     def label_nodes(self, M: Tensor, F: Tensor) -> Tensor:
         """V0 (B, n, D): the transformed features under each mask.
 
-        T is linear, so Mᵀ (F Wᵀ + 1 bᵀ) = (Mᵀ F) Wᵀ + (Mᵀ 1) bᵀ: it is applied to the places or to the classes,
+        T is linear, so Mᵀ (F Wᵀ + 1 bᵀ) = (Mᵀ F) Wᵀ + (Mᵀ 1) bᵀ: it is applied to the positions or to the classes,
         whichever are fewer.
         """
         T, pool = self.transform, M.transpose(1, 2)  # (B, n, P)
@@ -98,15 +96,13 @@ class CIGCN(nn.Module):
         return linear(pool @ F, T.weight) + pool.sum(dim=2, keepdim=True) @ T.bias.unsqueeze(0)
 
     def general_matrix(self) -> Tensor:
-        """A_g, or the statistical matrix in its place (n, n); P (n, r) of a low-rank A_g."""
+        """A_g, or the statistical matrix instead of it (n, n); P (n, r) of a low-rank A_g."""
         return self.general_cm if self.config.correlation == "G->S" else cast(Tensor, self.statistical_cm)
 
     def gathered(self, A: Tensor, V: Tensor) -> Tensor:
-        """A V: what each node gathers from the nodes (B, n, D), or from the hubs if the graph has them.
+        """A V: what each node gathers from the nodes V (B, n, D), or from the hubs if the graph has them.
 
-        Args:
-            A: one matrix for all images (n, n or r), or one per image (B, n, n or r).
-            V: the nodes.
+        A is one matrix for all images (n, n or r), or one per image (B, n, n or r).
         """
         sources = _product(self.hubs.T, V) if self.config.rank else V
         return _product(A, sources)

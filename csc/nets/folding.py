@@ -11,8 +11,8 @@ __all__ = ["fold_batch_norms"]
 def fold_batch_norms(net: nn.Module) -> int:
     """Let convolutions scale and shift as the batch-norms behind them do in evaluation; return how many were folded.
 
-    Only activations stay in the places of the batch-norms. A convolution whose output is read elsewhere too stays as
-    it is, and so does a whole network that cannot be traced. Weights change: fold what is not going to be saved.
+    Of the batch-norms only their activations stay. A convolution whose output is read elsewhere too stays as it is, and
+    so does a whole network that cannot be traced. Weights change: fold what is not going to be saved.
     """
     modules: dict[str, Any] = dict(net.named_modules())
     pairs = _pairs(net, modules)
@@ -26,7 +26,7 @@ def fold_batch_norms(net: nn.Module) -> int:
 
 
 class _Tracer(fx.Tracer):
-    """Sees batch-norms as one piece each, and so all that has none inside: its code may not bear being traced."""
+    """Modules without a batch-norm inside are leaves, and so are batch-norms: tracing the code of others may fail."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return isinstance(m, nn.BatchNorm2d) or not any(isinstance(part, nn.BatchNorm2d) for part in m.modules())

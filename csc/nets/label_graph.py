@@ -13,30 +13,28 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import leaky_relu
 
+from csc.nets.head import Head
+
 __all__ = ["WORD_VECTOR", "LabelGraph"]
 
 WORD_VECTOR = 300
 SLOPE = 0.2
 
 
-class LabelGraph(nn.Module):
+class LabelGraph(Head):
     """A head whose classifiers come from a graph over the class names."""
 
     def __init__(self, features: int, classes: int, width: int) -> None:
         super().__init__()
-        self.features, self.classes, self.width = features, classes, width
+        self.features, self.width = features, width
         self.register_buffer("embeddings", torch.randn(classes, WORD_VECTOR) / WORD_VECTOR**0.5)
         self.register_buffer("statistical_cm", torch.eye(classes))
         self.W_1 = nn.Parameter(torch.empty(WORD_VECTOR, width).uniform_(-(width**-0.5), width**-0.5))
         self.W_2 = nn.Parameter(torch.empty(width, features).uniform_(-(features**-0.5), features**-0.5))
 
     def resized(self, classes: int) -> "LabelGraph":
-        """A head with the same settings and fresh weights for another number of classes."""
+        """See `Head`."""
         return LabelGraph(self.features, classes, self.width)
-
-    def forward(self, maps: Tensor) -> Tensor:
-        """(B, features, h, w) → logits (B, classes)."""
-        return self.represented(maps)[0]
 
     def represented(self, maps: Tensor) -> tuple[Tensor, Tensor]:
         """Logits, and the classifiers H as every image sees them (B, classes, features)."""

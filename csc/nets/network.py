@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from csc.nets.backbone import Backbone, StoredBackbone
+from csc.nets.head import Head
 from csc.nets.prompts import PromptedBackbone
 
 __all__ = ["Network", "Outputs"]
@@ -28,12 +29,12 @@ class Outputs(NamedTuple):
 
 
 class Network(nn.Module):
-    """`head(features(images))`; on a stored backbone, cached feature maps come in the place of images."""
+    """`head(features(images))`; on a stored backbone, cached feature maps come instead of images."""
 
     def __init__(
         self,
         backbone: Backbone | StoredBackbone | PromptedBackbone,
-        head: nn.Module,
+        head: Head,
         mean: Sequence[float],
         std: Sequence[float],
     ) -> None:
@@ -51,11 +52,11 @@ class Network(nn.Module):
         if not intermediates:
             return cast(Tensor, self.head(self.features(images)))
         seen = self.backbone.intermediates(self._normalised(images))
-        logits, representation = self.head.represented(seen.maps)  # type: ignore[operator]
+        logits, representation = self.head.represented(seen.maps)
         return Outputs(logits, representation, seen.stages, seen.pull)
 
     def on_maps(self) -> "Network":
-        """The same head in a network that takes `features(images)` in the place of images."""
+        """The same head in a network that takes `features(images)` instead of images."""
         stored = StoredBackbone({}, self.backbone.channels)
         return Network(stored, self.head, (0,), (1,)).to(cast(Tensor, self.mean).device)
 

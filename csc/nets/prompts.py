@@ -26,13 +26,9 @@ class PromptedBackbone(nn.Module):
     """A pool of prompts before a transformer whose weights never change; prompts and keys are all that learns.
 
     In training the batch votes: all its images get the prompts that most of them would choose. In evaluation each
-    image has its own, because a prediction must not depend on the images beside it (the released code votes there as
+    image has its own, because a prediction must not depend on other images (the released code votes there as
     well). Prompts have no position: the pre-trained table knows only [CLS] and patches, and a prompt that learns can
     hold in itself whatever a position would add.
-
-    Args:
-        backbone: a timm transformer with a class token.
-        config: size of the pool, of a prompt and of the choice.
     """
 
     def __init__(self, backbone: Backbone, config: "L2p") -> None:

@@ -84,12 +84,7 @@ class Memory:
     def extended_to(self, view: View, task: Task, scope: Scope) -> "Memory":
         """The memory over all classes seen in a task and, depending on the scope, with the labels of the new ones.
 
-        Extending it to the same task again changes nothing.
-
-        Args:
-            view: train view of the task.
-            task: which increment.
-            scope: of the labels: `own_task`, or `own_to_current` for those of later tasks too.
+        Extending it to the same task again changes nothing. `view` is the train view of the task.
         """
         self._check(view, task)
         more = len(task.seen) - len(self.classes)
@@ -126,11 +121,7 @@ class Memory:
             )
 
     def view(self, like: View) -> View:
-        """The exemplars as a view of the same data set, with their known labels.
-
-        Args:
-            like: a view of the task that the memory was extended to.
-        """
+        """The exemplars as a view, with their known labels; `like` is a view of the task they were extended to."""
         columns = {name: self.table[name] for name in POSITIONS.names}
         kind = like.table.schema.field("labels").type
         table = pa.table(columns | {"labels": _label_lists(self, kind)}, schema=like.table.schema)

@@ -1,14 +1,15 @@
 """Which images a memory keeps: pure choices among feature vectors and multi-hot labels.
 
-Herding orders the images of one class. The others watch a stream: they start from `held` (what the memory has) and see
-`arriving` (what comes, in order), and give the indices to keep of both, one after the other. `counts` says how often
-each class was in the stream before; a class in `held` or `arriving` counts as seen.
+Herding orders the images of one class. The others watch a stream: they start from `held` (what the memory has, at most
+`slots`) and see `arriving` (what comes, in order), and give the indices to keep of both, one after the other. Of PRS
+and OCDM, `counts` says how often each class was in the stream before (a class in `held` or `arriving` counts as seen),
+`rho` is that of the target `shares`, and each image has one label at least.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Balance", "admission", "herding", "leaving", "ocdm", "prs", "reservoir", "shares"]
+__all__ = ["Balance", "Rows", "admission", "herding", "leaving", "ocdm", "prs", "reservoir", "shares"]
 
 Labels = NDArray[np.bool_]  # (images, classes)
 Rows = NDArray[np.intp]
@@ -23,10 +24,6 @@ def herding(features: NDArray[np.floating], k: int) -> Rows:
     With unit features d_i and their mean μ: w ← μ; pick argmax ⟨w, d_i⟩; w ← w + μ − d_pick. An image that was picked
     before is not taken twice, but moves w again. Only inner products are kept: ⟨w, d_i⟩ of all images moves by ⟨μ, d_i⟩
     − ⟨d_pick, d_i⟩.
-
-    Args:
-        features: (images, D).
-        k: how many at most.
     """
     wanted = min(k, len(features))
     if wanted == 0:
@@ -48,12 +45,7 @@ def herding(features: NDArray[np.floating], k: int) -> Rows:
 def reservoir(held: int, arriving: int, seen: int, slots: int, rng: np.random.Generator) -> Rows:
     """A uniform sample of the stream: image i of it, from 0, replaces slot r ~ U{0..i} if there is such a slot.
 
-    Args:
-        held: how many images the memory has, at most `slots`.
-        arriving: how many come.
-        seen: how many were in the stream before.
-        slots: how many the memory can have.
-        rng: of the draws.
+    `held` and `arriving` are numbers of images here; `seen` is how many were in the stream before.
     """
     fill = min(slots - held, arriving)
     kept = np.arange(held + fill)
@@ -78,16 +70,7 @@ def shares(counts: NDArray[np.integer], rho: float) -> NDArray[np.float64]:
 def prs(
     held: Labels, arriving: Labels, counts: NDArray[np.int64], slots: int, rho: float, rng: np.random.Generator
 ) -> Rows:
-    """Partitioning reservoir sampling: rare classes enter more often, over-represented ones leave.
-
-    Args:
-        held: labels of what the memory has, at most `slots`.
-        arriving: labels of what comes; each image has one at least.
-        counts: how often each class was in the stream before.
-        slots: how many images the memory can have.
-        rho: of the target `shares`.
-        rng: of the draws.
-    """
+    """Partitioning reservoir sampling: rare classes enter more often, over-represented ones leave."""
     labels = np.concatenate([held, arriving])
     counts = np.maximum(counts, held.sum(axis=0))
     kept = np.arange(len(held))
@@ -109,11 +92,7 @@ def prs(
 def admission(labels: Labels, counts: NDArray[np.int64], slots: int, rho: float) -> NDArray[np.float64]:
     """Chance of each image to enter a full memory: s = Σ_{j∈Y} w_j min(1, M π_j / n_j), w = softmax of −n_j over Y.
 
-    Args:
-        labels: Y of each image, not empty.
-        counts: (images, classes), n_j up to and with each image.
-        slots: M.
-        rho: of the target shares π.
+    Y are its labels, M the slots, π the target shares, and n_j (images, classes) the counts up to and with each image.
     """
     rarest = np.where(labels, counts, np.iinfo(np.int64).max).min(axis=1, keepdims=True)
     weights = np.where(labels, np.exp(np.minimum(rarest - counts, 0)), 0.0)
@@ -142,15 +121,7 @@ def leaving(stored: Labels, target: NDArray[np.float64], rng: np.random.Generato
 
 
 def ocdm(held: Labels, arriving: Labels, counts: NDArray[np.int64], slots: int, rho: float) -> Rows:
-    """Optimising class distribution in memory: of memory and batch together, drop what is best missed, one by one.
-
-    Args:
-        held: labels of what the memory has, at most `slots`.
-        arriving: labels of what comes; each image has one at least.
-        counts: how often each class was in the stream before.
-        slots: how many images the memory can have.
-        rho: of the target `shares`.
-    """
+    """Optimising class distribution in memory: of memory and batch together, drop what is best missed, one by one."""
     labels = np.concatenate([held, arriving])
     counts = np.maximum(counts, held.sum(axis=0))
     kept = np.arange(len(held))

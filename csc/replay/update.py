@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,22 +13,14 @@ from csc.config.schema import Memory as MemorySettings
 from csc.data.columns import from_numpy
 from csc.data.views import View
 from csc.replay.memory import POSITIONS, Memory
-from csc.replay.samplers import herding, ocdm, prs, reservoir
+from csc.replay.samplers import Rows, herding, ocdm, prs, reservoir
 from csc.scenario import Task
 
 __all__ = ["update"]
 
 Features = Callable[[], NDArray[np.float32]]
 Logits = Callable[[Sequence[int]], NDArray[np.float32]]
-
-
-@dataclass(frozen=True)
-class _Added:
-    """Rows of a view to store, with the class each stands for and its rank in the order of that class."""
-
-    rows: NDArray[np.intp]
-    owner: NDArray[np.intp]
-    rank: NDArray[np.intp]
+Added = tuple[Rows, Rows, Rows]  # rows of a view to store, the class each stands for, its rank within that class
 
 
 def update(
@@ -49,30 +41,29 @@ def update(
         task: which increment.
         settings: sampler and size.
         seed: of the run.
-        features: returns a feature vector for each image of the view; only called for herding.
-        logits: returns logits of the seen classes for some rows of the view; called once, for those added. None to
-            store no logits.
+        features: gives a feature vector of each image of the view; only called for herding.
+        logits: gives logits of the seen classes for some rows of the view, those added; none if none are stored.
     """
     memory = memory.extended_to(view, task, settings.labels)
     labels = view.targets()
     labels[:, : len(task.old)] = False
     rng = np.random.default_rng([seed, task.index])
     if settings.sampler in ("reservoir", "prs", "ocdm"):
-        kept, added = _from_stream(memory, view, labels, settings, rng)
+        kept, (rows, owner, rank) = _from_stream(memory, view, labels, settings, rng)
     else:
-        kept, added = _by_class(memory, view, labels, settings, rng, features)
-    stored_logits = np.zeros((len(added.rows), len(task.seen)), np.float32)
-    if logits is not None and len(added.rows):
-        stored_logits[:] = logits(added.rows.tolist())
+        kept, (rows, owner, rank) = _by_class(memory, view, labels, settings, rng, features)
+    stored_logits = np.zeros((len(rows), len(task.seen)), np.float32)
+    if logits is not None and len(rows):
+        stored_logits[:] = logits(rows.tolist())
     new = {
-        "labels": labels[added.rows],
-        "known": np.tile(np.array([len(task.old), len(task.seen)], np.int32), (len(added.rows), 1)),
-        "owner": added.owner.astype(np.int16),
-        "rank": added.rank.astype(np.int32),
+        "labels": labels[rows],
+        "known": np.tile(np.array([len(task.old), len(task.seen)], np.int32), (len(rows), 1)),
+        "owner": owner.astype(np.int16),
+        "rank": rank.astype(np.int32),
         "logits": stored_logits,
-        "stored": np.full(len(added.rows), 0 if logits is None else len(task.seen), np.int32),
+        "stored": np.full(len(rows), 0 if logits is None else len(task.seen), np.int32),
     }
-    positions = view.table.select(POSITIONS.names).take(from_numpy(added.rows)).cast(POSITIONS)
+    positions = view.table.select(POSITIONS.names).take(from_numpy(rows)).cast(POSITIONS)
     arrays: dict[str, Any] = {name: np.concatenate([getattr(kept, name), values]) for name, values in new.items()}
     return replace(
         kept,
@@ -90,7 +81,7 @@ def _by_class(
     settings: MemorySettings,
     rng: np.random.Generator,
     features: Features,
-) -> tuple[Memory, _Added]:
+) -> tuple[Memory, Added]:
     """The first k exemplars of each class: of an old one by rank, of a new one by herding or at random.
 
     A total is split as ⌈total / n⌉, so it may be exceeded by less than n. With `unique`, an image that is
@@ -108,12 +99,13 @@ def _by_class(
         rank = np.flatnonzero(~stored[rows]) if settings.unique else np.arange(len(rows))
         stored[rows] = True
         found.append((rows[rank], np.full(len(rank), owner), rank))
-    return kept, _Added(*map(np.concatenate, zip(*found, strict=True)))
+    rows, owners, ranks = zip(*found, strict=True)
+    return kept, (np.concatenate(rows), np.concatenate(owners), np.concatenate(ranks))
 
 
 def _from_stream(
     memory: Memory, view: View, labels: NDArray[np.bool_], settings: MemorySettings, rng: np.random.Generator
-) -> tuple[Memory, _Added]:
+) -> tuple[Memory, Added]:
     """What stays and what is added when the images of a view arrive one by one in a random order.
 
     Images without a visible label are ignored; with `unique`, so are those that the memory has.
@@ -131,4 +123,4 @@ def _from_stream(
     else:
         indices = ocdm(memory.labels, labels[order], memory.counts, slots, settings.rho)
     kept, rows = indices[indices < len(memory)], order[indices[indices >= len(memory)] - len(memory)]
-    return memory.take(kept), _Added(rows, np.full(len(rows), -1), np.zeros(len(rows), np.intp))
+    return memory.take(kept), (rows, np.full(len(rows), -1), np.zeros(len(rows), np.intp))

@@ -46,18 +46,14 @@ def installed() -> dict[str, str]:
 
 
 def package_model(model: Path, package: Path) -> None:
-    """Make a package that `mlflow.pyfunc.load_model` can load.
-
-    Args:
-        model: model folder.
-        package: folder to make.
-    """
+    """Make a folder that `mlflow.pyfunc.load_model` can load from a model folder."""
     python = platform.python_version()
     mlflow = _version("mlflow") or _version("mlflow-skinny")  # images of steps have only the client
     versions = installed() | read_json(model / "training.json").get("packages", {})
-    requirements = [_pinned("mlflow", mlflow), *(_pinned(name, versions.get(name, "")) for name in REQUIREMENTS)]
+    pinned = {"mlflow": mlflow} | {name: versions.get(name, "") for name in REQUIREMENTS}
+    requirements = [f"{name}=={number}" if number else name for name, number in pinned.items()]
     conda = ["python=" + python, "pip", {"pip": requirements}]
-    build = ["pip", "setuptools", "wheel"]
+    environment = {"python": python, "build_dependencies": ["pip", "setuptools", "wheel"]}
     shutil.copytree(model, package / "data" / "model")
     library = Path(__file__).parents[1]
     for path in (path for pattern in CODE for path in library.glob(pattern)):
@@ -65,10 +61,7 @@ def package_model(model: Path, package: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
     _write(package / "conda.yaml", {"name": "mlflow-env", "channels": ["conda-forge"], "dependencies": conda})
-    _write(
-        package / "python_env.yaml",
-        {"python": python, "build_dependencies": build, "dependencies": ["-r requirements.txt"]},
-    )
+    _write(package / "python_env.yaml", environment | {"dependencies": ["-r requirements.txt"]})
     (package / "requirements.txt").write_text("".join(f"{line}\n" for line in requirements), encoding="utf-8")
     (package / "input_example.json").write_text(json.dumps([EXAMPLE]), encoding="utf-8")
     (package / "serving_input_example.json").write_text(json.dumps({"inputs": [EXAMPLE]}), encoding="utf-8")
@@ -101,11 +94,8 @@ def _signature(card: ModelCard) -> dict[str, str | None]:
     The column that comes in has no name: with one, MLflow would refuse a plain list of images.
     """
     columns = [{"type": "float", "name": name, "required": True} for name in card.classes]
-    return {
-        "inputs": json.dumps([{"type": "string", "required": True}]),
-        "outputs": json.dumps(columns),
-        "params": None,
-    }
+    image = {"type": "string", "required": True}
+    return {"inputs": json.dumps([image]), "outputs": json.dumps(columns), "params": None}
 
 
 def _write(path: Path, content: dict[str, object]) -> None:
@@ -118,7 +108,3 @@ def _version(name: str) -> str:
         return version(name)
     except PackageNotFoundError:
         return ""
-
-
-def _pinned(name: str, number: str) -> str:
-    return f"{name}=={number}" if number else name

@@ -1,8 +1,7 @@
 """A registered model as MLflow loads and serves it; `csc.serving.packaging` names this module as its loader.
 
-Text is base64 of an encoded image. In a program of one's own it may also be the path of a file; a server takes text
-from anyone, and there no text ever names a file. MLflow's server and MLServer are recognised; a server of your own
-loads the model with `model_config={"read_files": False}`.
+Text is base64 of an encoded image, or the path of a file, but never a path in a server, which takes text from anyone.
+MLflow's server and MLServer are recognised; your own server loads the model with `model_config={"read_files": False}`.
 """
 
 import json
@@ -39,12 +38,7 @@ class BadRequest(MlflowException):  # type: ignore[misc] # MLflow has no types
 
 
 class Model:
-    """What `mlflow.pyfunc.load_model` wraps.
-
-    Args:
-        folder: of the model.
-        read_files: whether text may be the path of a file; never so in a server.
-    """
+    """What `mlflow.pyfunc.load_model` wraps; `read_files` allows text to be a path, outside of servers."""
 
     def __init__(self, folder: str, read_files: bool = True) -> None:
         self.predictor = Predictor(folder)

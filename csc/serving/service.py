@@ -26,7 +26,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from csc.errors import BadData
-from csc.serving.predictor import Predictor, TooLarge, above, from_base64, open_image
+from csc.serving.predictor import FORMATS, Predictor, TooLarge, above, from_base64, open_image
 
 __all__ = ["application"]
 
@@ -36,7 +36,7 @@ INSTANCES = 64
 PIXELS = 100_000_000  # of all images of a request; a small file may unfold to many
 WAITING = 16  # requests; more are sent away
 UPLOAD_SECONDS = 30
-MEDIA_TYPES = ("image/jpeg", "image/png", "image/webp", "image/bmp", "image/tiff")
+MEDIA_TYPES = tuple(f"image/{name.lower()}" for name in FORMATS)
 
 Classes = list[dict[str, str | float]]
 
@@ -78,12 +78,7 @@ class Service:
             raise HTTPException(404, f"no model '{name}' here; this is '{self.name}'")
 
     async def _answer(self, request: Request, read: Callable[[bytes], list[bytes]]) -> list[Classes]:
-        """The classes of each image of a request.
-
-        Args:
-            request: with a body.
-            read: finds the encoded images in the body.
-        """
+        """The classes of each image of a request, whose body `read` takes apart."""
         threshold = self._threshold(request)
         if self.waiting >= WAITING:
             raise HTTPException(503, "too many requests at once; try again", {"Retry-After": "1"})

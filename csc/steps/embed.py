@@ -7,6 +7,7 @@ from dataclasses import asdict
 from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -21,6 +22,7 @@ from csc.data.features import (
     WEIGHTS,
     FeatureCard,
     Maps,
+    WeightsFile,
     features_key,
     features_uri,
     has_weights,
@@ -47,7 +49,7 @@ INDEX = "index.json"  # of a view: the shards that are finished
 
 @with_retries
 def embed(origin: str, scenario: str, config: str) -> str:
-    """Make sure that the maps which the settings ask for are there, and return their place.
+    """Make sure that the maps which the settings ask for are there, and return their uri.
 
     Only what is missing is computed: finished shards of an earlier try are kept, and so are finished views. Runs that
     make the same maps at once do not spoil them: the first to finish a shard is the one whose shard counts.
@@ -61,39 +63,36 @@ def embed(origin: str, scenario: str, config: str) -> str:
     if settings.features.views == 0:
         raise BadConfig("features.views=0: nothing to embed; set features.views=1")
     dataset = Dataset.open(Origin.from_json(origin).data)
-    place = features_uri(dataset, features_key(settings, dataset.fingerprint))
+    uri = features_uri(dataset, features_key(settings, dataset.fingerprint))
     views = settings.features.views if settings.input.augment else 0
-    if _are_there(place, views, dataset):
-        refuse_leaky(read_features(place), settings)
-        print(f"data: feature maps are there · {place}")
+    if _are_there(uri, views, dataset):
+        refuse_leaky(read_features(uri), settings)
+        print(f"data: feature maps are there · {uri}")
     else:
-        _Embedding(settings, dataset, place).run(views)
-    return place
+        _Embedding(settings, dataset, uri).run(views)
+    return uri
 
 
-def _are_there(place: str, views: int, dataset: Dataset) -> bool:
+def _are_there(uri: str, views: int, dataset: Dataset) -> bool:
     """Whether maps are complete: a card promises so many views, with all images in the index of each, and weights."""
-    if not exists(join(place, CARD)):
+    if not exists(join(uri, CARD)):
         return False
-    card = read_features(place)
-    if card.views < views or not has_weights(place, card):
+    card = read_features(uri)
+    if card.views < views or not has_weights(uri, card):
         return False
     training, test = (dataset.splits[split]["images"] for split in SPLITS)
     wanted = [training + test, *[training] * views]
-    return all(sum(shard["rows"] for shard in _finished(place, view)) >= rows for view, rows in enumerate(wanted))
+    return all(sum(shard["rows"] for shard in _finished(uri, view)) >= rows for view, rows in enumerate(wanted))
 
 
-def _finished(place: str, view: int) -> list[dict[str, Any]]:
+def _finished(uri: str, view: int) -> list[dict[str, Any]]:
     """What the index of a view says of its finished shards, which are the first ones."""
-    index = join(view_uri(place, view), INDEX)
+    index = join(view_uri(uri, view), INDEX)
     finished: list[dict[str, Any]] = read_json(index) if exists(index) else []
-    if not isinstance(finished, list) or not all(_is_entry(shard) for shard in finished):
+    entries = finished if isinstance(finished, list) else [None]
+    if not all(isinstance(entry, dict) and isinstance(entry.get("rows"), int) for entry in entries):
         raise BadData(f"{index}: not an index of feature maps; {REMEDY}")
     return finished
-
-
-def _is_entry(shard: object) -> bool:
-    return isinstance(shard, dict) and isinstance(shard.get("rows"), int)
 
 
 class _MadeMeanwhile(Exception):
@@ -103,24 +102,23 @@ class _MadeMeanwhile(Exception):
 class _Embedding:
     """A frozen backbone at work on a whole data set."""
 
-    def __init__(self, settings: Config, dataset: Dataset, place: str) -> None:
-        from torch import nn
-
+    def __init__(self, settings: Config, dataset: Dataset, uri: str) -> None:
         from csc.distributed.group import single_process
         from csc.nets.backbone import initialise, normalisation
+        from csc.nets.head import Head
         from csc.nets.network import Network
         from csc.training.device import for_inference
         from csc.training.start import seed_everything
 
-        self.settings, self.dataset, self.place = settings, dataset, place
+        self.settings, self.dataset, self.uri = settings, dataset, uri
         seed_everything(settings.seed, 1)  # random weights are those that the base task would start from
         backbone, self.initialisation = initialise(
             settings.backbone, settings.init, allow_leaky=settings.allow_leaky_init
         )
         self.mean, self.std = normalisation(backbone)
         self.device = single_process().device
-        self.weights = backbone.state_dict()  # whoever learns from maps saves these
-        network = Network(backbone, nn.Identity(), self.mean, self.std)
+        self.weights = backbone.state_dict()  # a model that learns from maps is saved with these
+        network = Network(backbone, Head(), self.mean, self.std)
         self.network = for_inference(network, settings, self.device)
         table = dataset.labels().select(["image_id", "split", "shard", "row"])
         self.shards = [table.filter(pc.equal(table["shard"], number)) for number in range(_shards(table))]
@@ -129,49 +127,51 @@ class _Embedding:
     def run(self, views: int) -> None:
         """Compute the plain view of all images and so many augmented ones of the training images; write the card."""
         counts = [self.shards, *[self.shards[: self.of_training]] * views]
-        left = [view for view, shards in enumerate(counts) if len(_finished(self.place, view)) < len(shards)]
+        left = [view for view, shards in enumerate(counts) if len(_finished(self.uri, view)) < len(shards)]
         print(f"data: feature maps of {self.settings.backbone.name} · {views + 1} views, {len(left)} to make")
         shape = self._shape()
         for view in left:
-            while len(_finished(self.place, view)) < len(counts[view]):
-                with contextlib.suppress(_MadeMeanwhile):  # go on behind it
+            while len(_finished(self.uri, view)) < len(counts[view]):
+                with contextlib.suppress(_MadeMeanwhile):  # continue after it
                     self._make(view, counts[view], shape)
-        if not _are_there(self.place, views, self.dataset):  # else another run has written the card
-            self._put_card(views, shape)
+        if not _are_there(self.uri, views, self.dataset):  # else another run has written the card
+            self._write_card(views, shape)
 
-    def _put_card(self, views: int, shape: tuple[int, int, int]) -> None:
-        """Say that the maps are complete, and what they are maps of."""
-        size, sha256 = self._put_weights()
+    def _write_card(self, views: int, shape: tuple[int, int, int]) -> None:
+        """Say that the maps are complete, and what they are maps of; the backbone is kept with them."""
+        with atomic_output(join(self.uri, WEIGHTS)) as temporary:
+            save_tensors(self.weights, temporary)
+            weights = WeightsFile(temporary.stat().st_size, sha256_file(temporary))
         card = FeatureCard(
-            key=self.place.rpartition("/")[2],
+            key=self.uri.rpartition("/")[2],
             shape=shape,
             views=views,
-            backbone={"bytes": size, "sha256": sha256},
+            backbone=weights,
             initialisation={**asdict(self.initialisation), "text": str(self.initialisation)},
             mean=self.mean,
             std=self.std,
         )
-        write_bytes(join(self.place, CARD), json.dumps(asdict(card), indent=1).encode())
+        write_bytes(join(self.uri, CARD), json.dumps(msgspec.to_builtins(card), indent=1).encode())
 
     def _make(self, view: int, shards: list[pa.Table], shape: tuple[int, int, int]) -> None:
-        """Compute one view, shard by shard; each is noted when it is in its place."""
-        first = len(_finished(self.place, view))
+        """Compute one view, shard by shard; each goes into the index once it is written."""
+        first = len(_finished(self.uri, view))
         done = sum(map(len, shards[:first]))
         with Bar(f"data: embed view {view}", sum(map(len, shards)), "images", done=done) as bar:
             for number, maps in enumerate(self._maps(shards[first:], view, bar), first):
-                file = join(view_uri(self.place, view), f"{number:05d}.arrow")
-                with atomic_output(file) as aside, writable(aside):
-                    rows = write_maps(maps, shape, aside)
-                    entry = {"rows": rows, "bytes": aside.stat().st_size, "sha256": sha256_file(aside)}
-                    if len(_finished(self.place, view)) > number:
+                file = join(view_uri(self.uri, view), f"{number:05d}.arrow")
+                with atomic_output(file) as temporary, writable(temporary):
+                    rows = write_maps(maps, shape, temporary)
+                    entry = {"rows": rows, "bytes": temporary.stat().st_size, "sha256": sha256_file(temporary)}
+                    if len(_finished(self.uri, view)) > number:
                         raise _MadeMeanwhile
                 self._note(view, number, entry)
 
     def _note(self, view: int, number: int, entry: dict[str, Any]) -> None:
-        """Put a shard into the index of its view; what another run has noted behind it stays."""
-        noted = _finished(self.place, view)
-        noted[number : number + 1] = [entry]
-        write_bytes(join(view_uri(self.place, view), INDEX), json.dumps(noted, indent=1).encode())
+        """Put a shard into the index of its view; what another run has added after it stays."""
+        index = _finished(self.uri, view)
+        index[number : number + 1] = [entry]
+        write_bytes(join(view_uri(self.uri, view), INDEX), json.dumps(index, indent=1).encode())
 
     def _maps(self, shards: list[pa.Table], view: int, bar: Bar) -> Iterator[Iterator[Maps]]:
         """The maps of each shard, batch by batch; one loader runs through all of them and never waits at a border."""
@@ -186,7 +186,7 @@ class _Embedding:
         batches = training_batches(
             unlabelled(self.dataset, pa.concat_tables(shards)),
             [(view, [[Draw(rows)] for shard in parts for rows in shard])],
-            seed=None,  # the view and the place of an image decide what it looks like, not where an earlier try stopped
+            seed=None,  # the view, shard and row of an image decide what it looks like, not where an earlier try ended
             size=settings.input.size,
             decode=settings.input.decode,
             augment=view > 0,
@@ -213,12 +213,6 @@ class _Embedding:
             image = torch.zeros(1, 3, side, side, dtype=torch.uint8, device=self.device)
             _, channels, height, width = self.network.features(image).shape
         return channels, height, width
-
-    def _put_weights(self) -> tuple[int, str]:
-        """Keep the backbone beside its maps; return its size and SHA-256."""
-        with atomic_output(join(self.place, WEIGHTS)) as aside:
-            save_tensors(self.weights, aside)
-            return aside.stat().st_size, sha256_file(aside)
 
 
 def unlabelled(dataset: Dataset, rows: pa.Table) -> View:

@@ -29,7 +29,7 @@ def extend(origin: str, scenario: str, model: str, split_out: str, registered_ou
             "classes that are new to the model"
         )
     task = card.task + 1
-    new = tuple(sorted(dataset.classes))
+    new = dataset.classes
     Split(scenario, task, task, new, (*card.classes, *new)).write(split_out)
     version.write(registered_out)
     print(f"task {task}/{task}: new classes {', '.join(new)}; continues {version.model.uri}")

@@ -12,12 +12,9 @@ __all__ = ["report"]
 
 @with_retries
 def report(registered: str, page_out: str, table_out: str) -> str:
-    """Write `report.html` and the results table, complete the scenario's run, and return the table as text.
+    """Write the page and the Markdown table of a run from the `registered.json` of its last task; return the table.
 
-    Args:
-        registered: `registered.json` of the last task.
-        page_out: HTML file to write.
-        table_out: Markdown file to write.
+    The scenario's run in MLflow gets the summary and the page.
     """
     final = RegisteredTask.read(registered)
     page = render(final.run)

@@ -45,11 +45,11 @@ def train(
     Args:
         config: settings as JSON.
         split: `split.json` of the task.
-        train_view: `train.parquet` of the task; with it come image places, never another label.
+        train_view: `train.parquet` of the task; it has no label of another task.
         out: model folder to write.
         prior: `registered.json` of the task before; its model is fetched from the registry.
-        checkpoints: folder that outlives this step, for resuming a try that died; beside `out` if empty.
-        features: place of cached feature maps, from `embed`; the head then learns on them instead of images.
+        checkpoints: folder that outlives this step, for resuming a try that died; next to `out` if empty.
+        features: uri of cached feature maps, from `embed`; the head then learns on them instead of images.
         pod: what the pipeline sets for the step's pod, by the names of kfp's TaskConfig; for several nodes.
     """
     from csc.distributed.launch import processes_for, run
@@ -94,7 +94,7 @@ def learn(config: str, split: str, train_view: str, out: str, prior: str, checkp
     with join_group() as group, _fetched(before, task) as prior_folder:
         seed_everything(settings.seed, task.index)
         start = start_task(settings, scenario, task, view, prior_folder, features)
-        # On cached maps a task takes seconds, less than MLflow takes to start: register then tells it all.
+        # On cached maps a task takes seconds, less than MLflow takes to start: register then logs everything.
         tracker = Tracker(start.card) if group.is_main and not features else None
         if tracker is not None:
             tracker.log_inputs({"train": (train_view, len(view))}, before.model_id if before is not None else None)
@@ -139,7 +139,7 @@ def learn(config: str, split: str, train_view: str, out: str, prior: str, checkp
 
 
 def _settings(scenario: str, config: str, features: str) -> Config:
-    """The settings of a run; maps that they do not ask for are refused, and so is asking for maps nobody made."""
+    """The settings of a run, which must ask for cached maps if and only if there are some."""
     settings = resolve(Scenario.parse(scenario).dataset, config)
     if bool(settings.features.views) != bool(features):
         raise BadConfig(

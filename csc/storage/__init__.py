@@ -6,6 +6,7 @@ A URI is a local path or `s3://bucket/prefix`. Only this package imports boto3.
 import contextlib
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 from csc.errors import BadData
 from csc.storage import s3
 from csc.storage.local import atomic_file, atomic_folder, parent_of, sha256_file, writable, write_json
-from csc.storage.s3 import delete, download, list_below, upload, version_of, versions_below
+from csc.storage.s3 import download, upload, version_of, versions_below
 from csc.storage.uris import NoSuchFile, absolute, is_remote, join, local_path
 
 __all__ = [
@@ -23,12 +24,14 @@ __all__ = [
     "atomic_folder",
     "atomic_output",
     "delete",
+    "delete_below",
     "download",
     "exists",
     "is_remote",
     "join",
     "list_below",
     "local_path",
+    "move_into",
     "parent_of",
     "read_bytes",
     "read_json",
@@ -40,6 +43,8 @@ __all__ = [
     "write_bytes",
     "write_json",
 ]
+
+_OF_THE_DISK = "lost+found"  # every new ext4 volume has it
 
 
 @contextlib.contextmanager
@@ -97,3 +102,55 @@ def exists(uri: str | os.PathLike[str]) -> bool:
         return False
     except OSError as error:
         raise BadData(f"{uri}: not readable ({error.strerror or error})") from None
+
+
+def list_below(uri: str | os.PathLike[str]) -> Iterator[tuple[str, int]]:
+    """Name (relative, with forward slashes) and size of every file below a folder or prefix."""
+    if is_remote(uri):
+        yield from ((name, size) for name, size, _ in versions_below(os.fspath(uri)))
+        return
+    root = local_path(uri)
+    try:
+        for folder, folders, names in os.walk(root, onerror=_raise):
+            folders[:] = [name for name in folders if name != _OF_THE_DISK]
+            for path in (Path(folder, name) for name in names):
+                yield path.relative_to(root).as_posix(), path.stat().st_size
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        raise BadData(f"{root}: not readable ({error.strerror or error}); choose a folder you may use") from None
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def move_into(path: Path, uri: str) -> None:
+    """Move a local file to its final name, local (on the same disk) or remote."""
+    if is_remote(uri):
+        upload(path, uri)
+        return
+    target = local_path(uri)
+    with writable(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path.chmod(0o644)
+        path.replace(target)
+
+
+def delete(uri: str) -> None:
+    """Remove a file; one that does not exist is no error."""
+    if is_remote(uri):
+        s3.delete(uri)
+        return
+    path = local_path(uri)
+    with writable(path):
+        path.unlink(missing_ok=True)
+
+
+def delete_below(uri: str) -> None:
+    """Remove a folder, or all objects below a prefix, as far as that is possible."""
+    if not is_remote(uri):
+        shutil.rmtree(local_path(uri), ignore_errors=True)
+        return
+    for name, _ in list(list_below(uri)):
+        delete(join(uri, name))

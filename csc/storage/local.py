@@ -77,7 +77,7 @@ def parent_of(target: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def writable(target: Path) -> Iterator[None]:
+def writable(target: Path | str) -> Iterator[None]:
     """Turn an OSError of the block into one line that says why `target` cannot be written."""
     try:
         yield

@@ -17,7 +17,7 @@ from csc.errors import BadData, StoreUnavailable
 from csc.storage.local import atomic_file, writable
 from csc.storage.uris import NoSuchFile, bucket_and_key
 
-__all__ = ["delete", "download", "list_below", "read", "upload", "version_of", "versions_below", "write"]
+__all__ = ["delete", "download", "read", "upload", "version_of", "versions_below", "write"]
 
 _ATTEMPTS = 5
 
@@ -75,13 +75,8 @@ def download(uri: str, path: Path) -> None:
         client.download_file(bucket, key, str(temporary))
 
 
-def list_below(uri: str) -> Iterator[tuple[str, int]]:
-    """Name (relative to the prefix) and size of every object below a prefix, sorted by name."""
-    return ((name, size) for name, size, _ in versions_below(uri))
-
-
 def versions_below(uri: str) -> Iterator[tuple[str, int, str]]:
-    """Name, size and ETag of every object below a prefix; the ETag changes with the content."""
+    """Name (relative), size and ETag of every object below a prefix, sorted; the ETag changes with the content."""
     bucket, key = bucket_and_key(uri)
     prefix = f"{key.rstrip('/')}/" if key else ""
     with _store(uri) as client:

@@ -1,6 +1,6 @@
 """Questions to the tracking server: which scenario runs there are and how far they have come; and closing them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -69,23 +69,12 @@ def with_tags(tags: Mapping[str, str]) -> str:
 
 
 def finished_runs(scenario: str) -> list[ScenarioRun]:
-    """The finished runs of a scenario, in whatever experiment, newest first; looking changes nothing.
-
-    Args:
-        scenario: name, for instance `voc-b0c4`.
-    """
+    """The finished runs of a scenario, in whatever experiment, newest first; looking changes nothing."""
     if nothing_tracked():
         return []
-    query = f"{with_tags({'csc.role': 'scenario', 'csc.scenario': scenario})} and attributes.status = 'FINISHED'"
     with translate_errors():
-        client = connect()
-        experiments = _experiments(client)
-        page = client.search_runs(experiments, query)
-        found = list(page)
-        while page.token:
-            page = client.search_runs(experiments, query, page_token=page.token)
-            found += page
-    return [_scenario_run(run) for run in found]
+        found = _search(connect(), {"csc.role": "scenario", "csc.scenario": scenario}, status="FINISHED")
+        return [_scenario_run(run) for run in found]
 
 
 def curve(run_id: str) -> tuple[float, ...]:
@@ -133,19 +122,26 @@ def close_runs(keys: Iterable[str], status: str) -> list[str]:
     """
     if nothing_tracked():
         return []
-    closed = []
     with translate_errors():
         client = connect()
-        experiments = _experiments(client)
-        for key in keys:
-            query = f"{with_tags({'csc.run_key': key})} and attributes.status = 'RUNNING'"
-            for run in client.search_runs(experiments, query):
-                client.set_terminated(run.info.run_id, status)
-                closed.append(str(run.info.run_name))
-    return closed
+        still_open = [run for key in keys for run in _search(client, {"csc.run_key": key}, status="RUNNING")]
+        for run in still_open:
+            client.set_terminated(run.info.run_id, status)
+    return [str(run.info.run_name) for run in still_open]
 
 
-def _experiments(client: "MlflowClient") -> list[str]:
+def _search(client: "MlflowClient", tags: Mapping[str, str], status: str) -> Iterator["Run"]:
+    """All runs with these tags and this status, in whatever experiment, page by page."""
+    experiments, query = _experiments(client), f"{with_tags(tags)} and attributes.status = '{status}'"
+    token = None
+    while True:
+        page = client.search_runs(experiments, query, page_token=token)
+        yield from page
+        if not (token := page.token):
+            return
+
+
+def _experiments(client: "MlflowClient") -> Sequence[str]:
     return [experiment.experiment_id for experiment in client.search_experiments()]
 
 

@@ -19,7 +19,7 @@ from csc.tracking.runs import Tracker
 from csc.tracking.server import connect
 
 if TYPE_CHECKING:
-    from mlflow.entities import LoggedModel, Run
+    from mlflow.entities import LoggedModel
 
 __all__ = ["fetch_model", "find_record", "keep_record", "local_model", "log_model", "model_name", "register_version"]
 
@@ -66,7 +66,7 @@ def log_model(tracker: Tracker, package: Path, digest: str) -> "LoggedModel":
     Args:
         tracker: of the task.
         package: folder made by `package_model`.
-        digest: fingerprint of the model folder.
+        digest: fingerprint of the model folder, not of the package.
     """
     client, card = tracker.client, tracker.card
     oldest = [{"field_name": "creation_timestamp", "ascending": True}]
@@ -95,28 +95,21 @@ def _log_output(tracker: Tracker, model_id: str) -> None:
     """Note a model as output of the task's run; to note it twice would be an error."""
     from mlflow.entities import LoggedModelOutput
 
-    def noted(run: "Run") -> str | None:
-        outputs = run.outputs.model_outputs if run.outputs else []
-        return next((item.model_id for item in outputs if item.model_id == model_id), None)
+    run_id = tracker.task_run.info.run_id
+
+    def noted() -> str | None:
+        outputs = tracker.client.get_run(run_id).outputs
+        return model_id if outputs and model_id in [item.model_id for item in outputs.model_outputs] else None
 
     def note() -> str:
         tracker.client.log_outputs(run_id, models=[LoggedModelOutput(model_id, tracker.card.task)])
         return model_id
 
-    run_id = tracker.task_run.info.run_id
-    if not noted(tracker.task_run):
-        find_or_create(lambda: noted(tracker.client.get_run(run_id)), note, searched=True)
+    find_or_create(noted, note)
 
 
 def register_version(tracker: Tracker, model: "LoggedModel", digest: str, name: str) -> Registered:
-    """Make a logged model the task's registered version, aliases last; a second call changes nothing.
-
-    Args:
-        tracker: of the task.
-        model: made by `log_model`.
-        digest: fingerprint of the model folder.
-        name: of the registered model.
-    """
+    """Make a logged model the task's registered version, aliases last; a second call changes nothing."""
     card = tracker.card
     with translate_errors():
         number = _version(tracker, name, model.model_id, digest)
@@ -166,13 +159,7 @@ def keep_record(tracker: Tracker, record: RegisteredTask) -> None:
 
 
 def find_record(name: str, task: int, key: str) -> RegisteredTask | None:
-    """What `keep_record` kept for the newest version of a registered model that is of this task and this run.
-
-    Args:
-        name: of the registered model.
-        task: number of the task.
-        key: of the scenario run, see `csc.tracking.runs.run_key`.
-    """
+    """What `keep_record` kept for the newest version of a registered model that is of this task and this run key."""
     with translate_errors():
         client = connect()
         import mlflow

@@ -1,6 +1,6 @@
 """Calls to a tracking server that may fail: create things only once, and say in one line what went wrong.
 
-A server that is away is waited for by MLflow itself: MLFLOW_HTTP_REQUEST_MAX_RETRIES tries (7 if not set) with growing
+MLflow itself waits for a server that is away: MLFLOW_HTTP_REQUEST_MAX_RETRIES tries (7 if not set) with growing
 pauses, about four minutes in all.
 """
 
@@ -13,7 +13,7 @@ from typing import TypeVar
 from csc.errors import TrackingError, TrackingUnavailable
 from csc.tracking.server import quiet, tracking_uri, without_secrets
 
-__all__ = ["find_or_create", "retry_on_conflict", "translate_errors"]
+__all__ = ["find_or_create", "translate_errors"]
 
 TRIES = 3  # to create something, each after looking whether it is there
 RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
@@ -73,21 +73,15 @@ def _meaning(message: str) -> tuple[type[TrackingError], str]:
     return TrackingError, f"says: {without_secrets(' '.join(message.split()))[:300]}"
 
 
-def find_or_create(find: Callable[[], T | None], create: Callable[[], T], *, searched: bool = False) -> T:
+def find_or_create(find: Callable[[], T | None], create: Callable[[], T]) -> T:
     """Return what `find` finds or else what `create` creates; there is one of it in the end, even if answers get lost.
 
     MLflow repeats a request that got no answer; repeated, a creation makes a second run, model or version. So a
     creation is sent once, and after a failure we look before trying again. Looking waits for a server that is away.
-
-    Args:
-        find: returns the thing if it is there.
-        create: creates it.
-        searched: whether it is known already that it is not there.
     """
     for left in reversed(range(TRIES)):
-        if not searched and (found := find()) is not None:
+        if (found := find()) is not None:
             return found
-        searched = False
         try:
             with _without_retries():
                 return create()
@@ -95,16 +89,6 @@ def find_or_create(find: Callable[[], T | None], create: Callable[[], T], *, sea
             if not left or getattr(error, "error_code", "") not in _UNSURE:
                 raise
     raise AssertionError("the last try returns or raises")
-
-
-def retry_on_conflict(call: Callable[[], None]) -> None:
-    """Make a call that may collide with the same call of another run; the second try finds what the other created."""
-    try:
-        call()
-    except Exception as error:
-        if getattr(error, "error_code", "") != "BAD_REQUEST":
-            raise
-        call()
 
 
 @contextlib.contextmanager

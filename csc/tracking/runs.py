@@ -3,8 +3,8 @@
 One experiment per data set. A scenario run is a parent run whose metrics have the task as step; each task is a child
 run whose metrics have the epoch as step. Runs are found again by their `csc.*` tags, never by who created them.
 
-A server that is away is waited for (`csc.tracking.retry`). Training goes on without it, and register logs the epochs
-that are missing. Every call may be repeated: metrics and inputs that are there already are left alone.
+Training goes on without a server that is away, and register logs the epochs that are missing. Every call may be
+repeated: metrics and inputs that are there already are left alone.
 
 Where Kubeflow Pipelines has its MLflow plugin switched on, every step finds a run of its own in `MLFLOW_RUN_ID`. The
 first step of a task that tracks, usually train, makes that run the task's run by giving it our tags; later steps and
@@ -26,7 +26,7 @@ from csc.errors import TrackingError
 from csc.model import ModelCard
 from csc.scenario import Scenario
 from csc.tracking.queries import with_tags
-from csc.tracking.retry import find_or_create, retry_on_conflict, translate_errors
+from csc.tracking.retry import find_or_create, translate_errors
 from csc.tracking.server import artifact_location, connect, tracking_uri, without_secrets
 
 if TYPE_CHECKING:
@@ -116,16 +116,15 @@ class Tracker:
         with translate_errors():
             run = self._find(self._task)
             if run is None:
-                scenario = self._scenario_run()
-                run = find_or_create(
-                    lambda: self._find(self._task), lambda: self._create_task_run(scenario), searched=True
-                )
+                scenario = self._find_scenario_run()
+                run = find_or_create(lambda: self._find(self._task), lambda: self._create_task_run(scenario))
             step = self.injected
             if step is not None and step.info.run_id != run.info.run_id and "csc.role" not in step.data.tags:
                 self._set_tags(step, {**self._task, "csc.role": "step", "csc.task_run": run.info.run_id})
             if run.info.status in ("FAILED", "KILLED"):  # so is the scenario's, by `close_runs`
-                self._reopen(self.client.get_run(run.data.tags["csc.scenario_run"]))
-            return self._reopen(run)
+                self.client.update_run(run.data.tags["csc.scenario_run"], "RUNNING")
+            self._reopen(run)
+            return run
 
     @property
     def scenario_run_id(self) -> str:
@@ -154,13 +153,12 @@ class Tracker:
         found = self.client.search_runs([self.experiment_id], with_tags(tags), max_results=1, order_by=oldest)
         return next(iter(found), None)
 
-    def _reopen(self, run: "Run") -> "Run":
+    def _reopen(self, run: "Run") -> None:
         """Mark a run that an earlier try has closed as running."""
         if run.info.status != "RUNNING":
             self.client.update_run(run.info.run_id, "RUNNING")
-        return run
 
-    def _scenario_run(self) -> "Run":
+    def _find_scenario_run(self) -> str:
         """The run of the whole scenario with its settings, found or created."""
         card = self.card
         own = {"csc.role": "scenario", "csc.run_key": self.key}
@@ -172,7 +170,8 @@ class Tracker:
 
         run = find_or_create(lambda: self._find(own), create)
         self._log_params(run, {**card.settings().flat(), "scenario": card.scenario, "code_version": card.code_version})
-        return self._reopen(run)
+        self._reopen(run)
+        return str(run.info.run_id)
 
     def _pipeline_run(self, step: "Run") -> str:
         """The topmost of the runs that KFP's plugin has nested."""
@@ -180,13 +179,13 @@ class Tracker:
             step = self.client.get_run(above)
         return str(step.info.run_id)
 
-    def _create_task_run(self, scenario: "Run") -> "Run":
+    def _create_task_run(self, scenario: str) -> "Run":
         """A run for this task: that of the step if KFP made one and no task has it yet, else a new one."""
-        tags = {**self._facts(), **self._task, "csc.scenario_run": scenario.info.run_id}
+        tags = {**self._facts(), **self._task, "csc.scenario_run": scenario}
         if self.injected is not None and self.injected.data.tags.get("csc.role") != "task":
             self._set_tags(self.injected, tags)
             return self.client.get_run(self.injected.info.run_id)
-        tags["mlflow.parentRunId"] = scenario.info.run_id
+        tags["mlflow.parentRunId"] = scenario
         return self.client.create_run(self.experiment_id, tags=tags, run_name=f"task {self.card.task:02d}")
 
     def _set_tags(self, run: "Run", tags: Mapping[str, str]) -> None:
@@ -229,20 +228,21 @@ class Tracker:
             self.client.log_batch(self.task_run.info.run_id, metrics=metrics[start : start + METRICS_PER_BATCH])
 
     def log_inputs(self, views: Mapping[str, tuple[str, int]], prior: str | None) -> None:
-        """Note task views, by what they are for, and the model before as inputs of the task's run.
-
-        Args:
-            views: path and rows of each.
-            prior: id of the logged model before.
-        """
+        """Note task views (path and rows of each, by what they are for) and the model before as inputs of the run."""
         from mlflow.entities import LoggedModelInput
 
         datasets = [self._dataset(path, context, rows) for context, (path, rows) in views.items()]
         models = [LoggedModelInput(prior)] if prior is not None else []
         with translate_errors():
-            run_id = self.task_run.info.run_id
-            # MLflow looks for a data set and then creates it: another run may have created it in between.
-            retry_on_conflict(lambda: self.client.log_inputs(run_id, datasets=datasets, models=models))
+            from mlflow.exceptions import MlflowException
+
+            try:
+                self.client.log_inputs(self.task_run.info.run_id, datasets=datasets, models=models)
+            except MlflowException as error:
+                # MLflow looks for a data set and then creates it: another run may have created it in between.
+                if error.error_code != "BAD_REQUEST":
+                    raise
+                self.client.log_inputs(self.task_run.info.run_id, datasets=datasets, models=models)
 
     def _dataset(self, path: str, context: str, rows: int) -> "DatasetInput":
         from mlflow.data.meta_dataset import MetaDataset
@@ -261,14 +261,7 @@ class Tracker:
         class_ap: Mapping[str, float],
         epochs: Sequence[Mapping[str, float]],
     ) -> None:
-        """Log the losses and metrics of a task that are not there yet.
-
-        Args:
-            model_id: of the logged model, to which the task's metrics are tied.
-            metrics: of the task.
-            class_ap: AP of each class.
-            epochs: losses of each epoch.
-        """
+        """Log what is missing of a task: its metrics, tied to the logged model, and the losses of its epochs."""
         from mlflow.entities import Metric
 
         now, task, known = int(time.time() * 1000), self.card.task, self.task_run.data.metrics

@@ -59,7 +59,7 @@ def nothing_tracked() -> bool:
 
 
 def artifact_location() -> str | None:
-    """Where models go: beside an SQLite database; otherwise none, for the server's own choice."""
+    """Where models go: next to an SQLite database; otherwise none, for the server's own choice."""
     database = _database()
     return None if database is None else (database.absolute().parent / "mlflow-artifacts").as_uri()
 

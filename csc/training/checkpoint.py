@@ -1,11 +1,14 @@
-"""Checkpoints within a task: one safetensors file per task, replaced atomically after each epoch.
+"""Checkpoints within a task: one safetensors file per task, replaced atomically.
 
-It holds everything that the next epoch depends on: weights, optimiser moments, schedule, loss scale, random states.
-Structure that is not a tensor travels as JSON in the file's header, so nothing is ever unpickled.
+It holds everything that the next update depends on: weights, optimiser moments, schedule, loss scale, random states,
+and how far training has come. Structure that is not a tensor travels as JSON in the file's header, so nothing is ever
+unpickled. A digest of all of it is in the header, too: a file that was damaged is not used.
 """
 
+import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +18,29 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from csc.errors import BadModel
 from csc.model import save_tensors
 from csc.storage import atomic_file
 from csc.training.optimiser import laid_out_like
 
-__all__ = ["Checkpoint"]
+__all__ = ["Checkpoint", "EpochLog", "Position"]
+
+EpochLog = dict[str, float]
+
+
+@dataclass
+class Position:
+    """How far training has come.
+
+    Attributes:
+        log: one entry per finished epoch.
+        updates: finished ones of the epoch after these.
+        terms: sums of the loss terms over these updates.
+    """
+
+    log: list[EpochLog] = field(default_factory=list)
+    updates: int = 0
+    terms: dict[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass
@@ -33,9 +54,10 @@ class Checkpoint:
     scheduler: LRScheduler | None
     scaler: torch.amp.GradScaler
 
-    def save(self, log: list[dict[str, float]]) -> None:
-        """Keep the state after an epoch; `log` has one entry per finished epoch."""
+    def save(self, position: Position) -> None:
+        """Keep the state after an update."""
         tensors = {f"network.{name}": value for name, value in self.network.state_dict().items()}
+        tensors |= {f"terms.{name}": value for name, value in position.terms.items()}
         optimizer = self.optimizer.state_dict()
         for index, state in optimizer["state"].items():
             tensors |= {f"optimizer.{index}.{name}": torch.as_tensor(value) for name, value in state.items()}
@@ -44,24 +66,25 @@ class Checkpoint:
             tensors["random.cuda"] = torch.cuda.get_rng_state()
         facts = {
             "key": self.key,
-            "log": log,
+            "log": position.log,
+            "updates": position.updates,
+            "terms": list(position.terms),  # sums depend on their order
             "groups": optimizer["param_groups"],
             "scheduler": self.scheduler.state_dict() if self.scheduler else {},
             "scaler": self.scaler.state_dict(),
         }
-        with atomic_file(self.path) as aside:
-            save_tensors(tensors, aside, {"csc": json.dumps(facts)})
+        text = json.dumps(facts)
+        with atomic_file(self.path) as temporary:
+            save_tensors(tensors, temporary, {"csc": text, "sha256": _digest(text, tensors)})
 
-    def restore(self) -> list[dict[str, float]]:
-        """Resume from the last finished epoch and return the log so far; an empty log if there is none."""
+    def restore(self) -> Position:
+        """Resume from the file, if it is there and of this run and task; a damaged one is a BadModel."""
         try:
-            with safe_open(self.path, framework="pt") as file:
-                facts = json.loads(file.metadata()["csc"])
-                if facts["key"] != self.key:
-                    return []
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError):
-            return []  # never written, or cut off by a full disk: start the task again
+            facts, tensors = self._read()
+        except FileNotFoundError:
+            return Position()
+        if facts["key"] != self.key:
+            return Position()
         self.network.load_state_dict(_below(tensors, "network."))
         self._restore_optimizer(_below(tensors, "optimizer."), facts["groups"])
         if self.scheduler:
@@ -71,8 +94,25 @@ class Checkpoint:
         torch.set_rng_state(tensors["random.cpu"])
         if "random.cuda" in tensors and torch.cuda.is_available():
             torch.cuda.set_rng_state(tensors["random.cuda"])
-        log: list[dict[str, float]] = facts["log"]
-        return log
+        device = next(self.network.parameters()).device
+        terms = {name: tensors[f"terms.{name}"].to(device) for name in facts["terms"]}
+        return Position(facts["log"], facts["updates"], terms)
+
+    def _read(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """What the file holds, if its bytes are those that were written."""
+        try:
+            with safe_open(self.path, framework="pt") as file:
+                header = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except FileNotFoundError:
+            raise
+        except (OSError, SafetensorError, ValueError) as error:
+            raise BadModel(f"{self.path}: damaged checkpoint ({error})") from None
+        text = header.get("csc", "")
+        if header.get("sha256") != _digest(text, tensors):
+            raise BadModel(f"{self.path}: damaged checkpoint (its digest is another)")
+        facts: dict[str, Any] = json.loads(text)
+        return facts, tensors
 
     def _restore_optimizer(self, moments: dict[str, Tensor], groups: list[dict[str, Any]]) -> None:
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
@@ -83,6 +123,15 @@ class Checkpoint:
         for group in groups:
             group["betas"] = tuple(group["betas"])
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of a text and of named tensors: their names, types, shapes and values."""
+    digest = hashlib.sha256(text.encode())
+    for name, value in sorted(tensors.items()):
+        digest.update(f"{name} {value.dtype} {list(value.shape)}".encode())
+        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def _below(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -1,8 +1,9 @@
-"""Networks where they run: on a device, in the memory format that is fastest there."""
+"""Networks where they run: on a device, in the memory format and the precision that are fastest there."""
 
 import copy
 import ctypes
 import sys
+from dataclasses import dataclass
 
 import torch
 
@@ -11,10 +12,31 @@ from csc.nets.backbone import Backbone
 from csc.nets.folding import fold_batch_norms
 from csc.nets.network import Network
 
-__all__ = ["for_inference", "keep_memory", "memory_format", "to_device"]
+__all__ = ["Precision", "for_inference", "keep_memory", "memory_format", "to_device"]
 
 CHANNELS_LAST_ON_CPU = ("tf_efficientnet", "efficientnet", "tresnet", "test_resnet")
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's malloc.h
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Automatic mixed precision of forward passes, and the scaling that float16 gradients need."""
+
+    autocast: torch.autocast
+    scaler: torch.amp.GradScaler
+
+    @classmethod
+    def of(cls, config: Config, device: torch.device) -> "Precision":
+        """The precision that the settings name; by itself a GPU takes bfloat16, or float16 if it is too old."""
+        wanted = config.train.amp
+        if wanted == "auto":
+            modern = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+            wanted = "off" if device.type == "cpu" else "bf16" if modern else "fp16"
+        dtype = torch.float16 if wanted == "fp16" else torch.bfloat16
+        return cls(
+            torch.autocast(device.type, dtype=dtype, enabled=wanted != "off"),
+            torch.amp.GradScaler(device.type, enabled=wanted == "fp16"),
+        )
 
 
 def to_device(network: Network, config: Config, device: torch.device, *, learns: bool = True) -> Network:
@@ -25,7 +47,7 @@ def to_device(network: Network, config: Config, device: torch.device, *, learns:
 
 
 def for_inference(network: Network, config: Config, device: torch.device) -> Network:
-    """A copy of a network that says the same with less work: in evaluation for good, batch-norms folded."""
+    """A copy of a network that says the same with less work: in evaluation mode, batch-norms folded."""
     frozen = copy.deepcopy(network).eval().requires_grad_(False)
     if isinstance(frozen.backbone, Backbone):
         fold_batch_norms(frozen.backbone.net)
@@ -53,5 +75,5 @@ def keep_memory() -> None:
         return
     tune = getattr(ctypes.CDLL(None), "mallopt", None)
     if tune is not None:
-        tune(M_MMAP_MAX, 0)  # nothing is mapped for itself
+        tune(M_MMAP_MAX, 0)  # no mapping for a single piece of memory
         tune(M_TRIM_THRESHOLD, -1)  # the heap never shrinks

@@ -7,26 +7,25 @@ import torch
 from torch import Tensor
 
 from csc.config.schema import Config
-from csc.data.loading import Batches, training_batches, workers_for
-from csc.data.maps import map_batches
+from csc.data.loading import Batches
 from csc.data.order import Draw, draw_exemplars, order
 from csc.data.views import View
 from csc.distributed.group import Group
 from csc.replay.memory import Memory, joined
-from csc.training.inference import outputs
+from csc.training.inference import load_batches, outputs
 
 __all__ = ["Examples"]
 
 
 @dataclass
 class Examples:
-    """The images of a task with, behind them, exemplars; and their batches, of which each process loads its shard.
+    """The images of a task followed by exemplars, and their batches, of which each process loads its shard.
 
     Attributes:
         view: of the task; with the exemplars once this is made.
         memory: exemplars of earlier tasks, as this task may see them.
-        draws: batches of exemplars that are drawn beside each batch of the task, if they do not come among it.
-        features: place of cached feature maps that come in the place of images; none if empty.
+        draws: batches of exemplars that are drawn with each batch of the task, if they are not mixed into it.
+        features: uri of cached feature maps that replace the images; none if empty.
         own: rows of the task itself; exemplars come after them.
     """
 
@@ -46,11 +45,11 @@ class Examples:
 
     @property
     def shown(self) -> int:
-        """How many images an epoch shows: the task's, and exemplars unless they are drawn beside them."""
+        """How many images an epoch shows: the task's, and exemplars unless they are drawn with each batch."""
         return self.own if self.config.memory.replay == "batch" else len(self.view)
 
     def order(self, epoch: int) -> list[list[Draw]]:
-        """Of each batch of an epoch the rows, and the exemplars that are drawn beside them."""
+        """Of each batch of an epoch the rows, and the exemplars that are drawn with them."""
         settings, batch_size = self.config.memory, self.config.train.batch_size
         shuffle = not self.config.release_quirks.no_shuffle
         batches = [[Draw(rows)] for rows in order(self.shown, batch_size, self.seed, epoch, shuffle=shuffle)]
@@ -62,27 +61,18 @@ class Examples:
                 batch += [next(drawn) for _ in range(self.draws)]
         return batches
 
-    def batches(self, epochs: range) -> Batches:
-        """This process's shard of all batches of the given epochs."""
+    def batches(self, epochs: range, skip: int = 0) -> Batches:
+        """This process's shard of all batches of the given epochs, but for the first ones, which an earlier try had."""
         plan = [
             (epoch, [[Draw(self.group.shard(draw.rows), draw.number) for draw in batch] for batch in self.order(epoch)])
             for epoch in epochs
         ]
-        settings = self.config.input
-        if self.features:
-            views = self.config.features.views if settings.augment else 0
-            return map_batches(self.view, self.features, plan, self.seed, views=views)
-        return training_batches(
-            self.view,
-            plan,
-            seed=self.seed,
-            size=settings.size,
-            decode=settings.decode,
-            augment=settings.augment,
-            workers=workers_for(self.config.train.workers, self.group.device),
-        )
+        if skip:
+            plan[0] = (plan[0][0], plan[0][1][skip:])
+        device, augment = self.group.device, self.config.input.augment
+        return load_batches(self.view, plan, self.config, self.features, device, seed=self.seed, augment=augment)
 
     def outputs(self, function: Callable[[Tensor], Tensor], rows: Sequence[int]) -> Tensor:
-        """What a function of images returns for some rows, as they are; all of it in every process."""
+        """What a function of images returns for some rows, without augmentation; all of it in every process."""
         found = outputs(function, self.view, rows, self.config, self.features, self.group)
         return torch.cat([values for _, values in found])

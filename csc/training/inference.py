@@ -1,4 +1,4 @@
-"""What networks say of images as they are, without augmentation and without learning."""
+"""Batches of images or of their cached maps, and what networks say of them without learning."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -6,15 +6,15 @@ import torch
 from torch import Tensor
 
 from csc.config.schema import Config
-from csc.data.loading import Batches, evaluation_batches, workers_for
+from csc.data.loading import Batches, training_batches, workers_for
 from csc.data.maps import map_batches
-from csc.data.order import Draw
+from csc.data.order import Draw, Plan
 from csc.data.views import View
 from csc.distributed.group import Group, single_process
 from csc.nets.network import Network
 from csc.training.device import for_inference
 
-__all__ = ["confidences", "outputs", "plain_batches"]
+__all__ = ["confidences", "load_batches", "outputs", "plain_batches"]
 
 
 def confidences(
@@ -50,16 +50,29 @@ def outputs(
 def plain_batches(
     view: View, batches: Sequence[Sequence[int]], config: Config, features: str, device: torch.device
 ) -> Batches:
-    """Batches of the given rows, without augmentation.
+    """Batches of the given rows, without augmentation."""
+    return load_batches(view, [(0, [[Draw(rows)] for rows in batches])], config, features, device)
 
-    Args:
-        view: which images.
-        batches: the rows of each.
-        config: settings.
-        features: place of cached feature maps that come in the place of images; none if empty.
-        device: that the batches are for.
-    """
+
+def load_batches(
+    view: View,
+    plan: Plan,
+    config: Config,
+    features: str,
+    device: torch.device,
+    *,
+    seed: int = 0,
+    augment: bool = False,
+) -> Batches:
+    """The batches of a plan, one after the other: of images, or of the cached maps at the uri `features`."""
     if features:
-        return map_batches(view, features, [(0, [[Draw(rows)] for rows in batches])], 0, views=0)
-    workers = workers_for(config.train.workers, device)
-    return evaluation_batches(view, batches, size=config.input.size, decode=config.input.decode, workers=workers)
+        return map_batches(view, features, plan, seed, views=config.features.views if augment else 0)
+    return training_batches(
+        view,
+        plan,
+        seed=seed,
+        size=config.input.size,
+        decode=config.input.decode,
+        augment=augment,
+        workers=workers_for(config.train.workers, device),
+    )

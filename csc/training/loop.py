@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -11,23 +12,24 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from csc.config.schema import Config
 from csc.data.loading import Batches
+from csc.data.order import Draw
 from csc.data.progress import Progress
 from csc.data.views import View
 from csc.distributed.group import Group, no_sync, single_process
-from csc.errors import BadData
+from csc.errors import BadData, BadModel, NotFinite
 from csc.methods import method
 from csc.nets.network import Network
 from csc.replay.memory import Memory
-from csc.training.checkpoint import Checkpoint
-from csc.training.device import for_inference, to_device
+from csc.storage import atomic_file, writable
+from csc.training.checkpoint import Checkpoint, EpochLog, Position
+from csc.training.device import Precision, for_inference, to_device
 from csc.training.examples import Examples
+from csc.training.finite import FiniteWatch
 from csc.training.objective import Objective
 from csc.training.optimiser import inherit_moments, make_optimizer, make_schedule
-from csc.training.precision import Precision
+from csc.training.stopping import STOPPED, StopRequest, stop_request
 
 __all__ = ["EpochLog", "Trainer"]
-
-EpochLog = dict[str, float]
 
 
 @dataclass
@@ -43,7 +45,7 @@ class Trainer:
         origin: names what the network starts from and its teacher; a checkpoint of another origin is not resumed.
         frozen_parameters: names that must not learn (grown layers under the release's quirk).
         optimizer_state: moments of the task before to start with (under the release's quirk).
-        features: place of cached feature maps that come in the place of images; none if empty.
+        features: uri of cached feature maps that replace the images; none if empty.
         memory: exemplars of earlier tasks, as this task may see them.
         state: what the method kept of earlier tasks.
         group: the processes that train together.
@@ -91,76 +93,161 @@ class Trainer:
         self.objective = Objective(
             config, self.method, self.network, self.prior, self.new, self.examples, self.precision
         )
+        self.watch = FiniteWatch(device)
+        view = self.examples.view
+        key = config.fingerprint(view.fingerprint, self.origin, str(self.task), *view.classes)
+        moving = self.network, self.optimizer, self.scheduler, self.precision.scaler
+        self.keeper = Checkpoint(self.checkpoint, key, *moving)
 
     def run(self) -> list[EpochLog]:
-        """Train all epochs, resuming an earlier try after its last checkpoint; return one log per epoch."""
+        """Train all epochs, resuming an earlier try from its checkpoint; return one log per epoch.
+
+        A process that is asked to stop (SIGTERM) saves a checkpoint after the update under way and ends with code 143.
+        """
         self.objective.begin()
-        view = self.examples.view
-        key = self.config.fingerprint(view.fingerprint, self.origin, str(self.task), *view.classes)
-        keeper = Checkpoint(self.checkpoint, key, self.network, self.optimizer, self.scheduler, self.precision.scaler)
-        log = keeper.restore()
-        if not self.group.agree(len(log)):
-            raise BadData(f"{self.checkpoint}: not seen alike by all processes; put it where all nodes can read it")
-        progress = Progress(self.title, self.config.train.epochs, self.examples.shown, finished=len(log))
-        epochs = range(len(log), self.config.train.epochs)
-        batches = self.examples.batches(epochs)
-        for epoch in epochs:
-            terms, speed = self._epoch(epoch, batches, progress)
-            log.append({**terms, "loss": sum(terms.values()), **speed})
+        if self.method.solves:
+            return [self._solve()]
+        position = self._restore()
+        finished = len(position.log) + position.updates / self.steps
+        progress = Progress(self.title, self.config.train.epochs, self.examples.shown, finished=finished)
+        epochs = range(len(position.log), self.config.train.epochs)
+        batches = self.examples.batches(epochs, skip=position.updates * self.config.train.accumulate)
+        with stop_request() as request:
+            for epoch in epochs:
+                terms, speed = self._epoch(batches, progress, position, request)
+                position = Position([*position.log, {**terms, "loss": sum(terms.values()), **speed}])
+                if self.group.is_main:
+                    self.keeper.save(position)
+                    progress.epoch(epoch, terms)
+                    self.on_epoch(epoch, position.log[-1])
+        self.method.finish(self.objective)
+        return position.log
+
+    def _restore(self) -> Position:
+        """Take over the state of an earlier try; a damaged checkpoint is reported and not used."""
+        try:
+            position = self.keeper.restore()
+        except BadModel as error:
+            position = Position()
             if self.group.is_main:
-                keeper.save(log)
-                progress.epoch(epoch, terms)
-                self.on_epoch(epoch, log[-1])
-        self.objective.finish()
+                print(f"{error}; {self.title} starts again", flush=True)
+        if not self.group.agree(len(position.log) * self.steps + position.updates):
+            raise BadData(f"{self.checkpoint}: not seen alike by all processes; put it where all nodes can read it")
+        return position
+
+    def _solve(self) -> EpochLog:
+        """One pass over the images instead of epochs; a try that died begins again."""
+        started = time.monotonic()
+        terms = self.method.solve(self.objective)
+        speed = self.examples.own / (time.monotonic() - started)
+        log = {**terms, "loss": sum(terms.values()), "images_per_second": speed, "waiting": 0.0}
+        if self.group.is_main:
+            print(f"{self.title} · solved from {self.examples.own:,} images · {speed:.0f} images/s", flush=True)
+            self.on_epoch(0, log)
+        self.method.finish(self.objective)
         return log
 
-    def _epoch(self, epoch: int, batches: Batches, progress: Progress) -> tuple[EpochLog, EpochLog]:
-        """One pass over the view: the mean of each term, and how fast it went.
+    def _epoch(
+        self, batches: Batches, progress: Progress, position: Position, request: StopRequest
+    ) -> tuple[EpochLog, EpochLog]:
+        """One pass over the view, or the rest of one: the mean of each term, and how fast it went.
 
         Terms are added up on the device and read once, at the end: reading makes the host wait.
         """
         self._train_mode()
+        epoch, images = len(position.log), 0
         started, waited = time.monotonic(), batches.waited
         order, accumulate = self.examples.order(epoch), self.config.train.accumulate
-        total: dict[str, Tensor] = {}
-        for start in range(0, len(order), accumulate):
-            update = order[start : start + accumulate]
-            for name, value in self._step(batches, [[len(draw.rows) for draw in draws] for draws in update]).items():
+        updates = [order[start : start + accumulate] for start in range(0, len(order), accumulate)]
+        self.watch = FiniteWatch(self.group.device, skipped=position.updates)
+        total = position.terms
+        for update in updates[position.updates :]:
+            for name, value in self._step(batches, update).items():
                 total[name] = total[name] + value if name in total else value
+            position.updates += 1
+            shown = sum(len(draws[0].rows) for draws in update)
+            images += shown
+            if self.watch.is_due():
+                self._check_finite(epoch, updates)
+            if self.group.any(request.received):
+                self._check_finite(epoch, updates)
+                self._stop(position)
             if self.group.is_main:
-                progress.advance(epoch, sum(len(draws[0].rows) for draws in update))
+                progress.advance(epoch, shown)
+        self._check_finite(epoch, updates)
         terms = {name: float(value) / self.steps for name, value in total.items()}
         seconds = time.monotonic() - started
         waiting = (batches.waited - waited) / seconds
-        return terms, {"images_per_second": self.examples.shown / seconds, "waiting": waiting}
+        return terms, {"images_per_second": images / seconds, "waiting": waiting}
 
-    def _step(self, batches: Batches, sizes: list[list[int]]) -> dict[str, Tensor]:
+    def _stop(self, position: Position) -> NoReturn:
+        """Save what the next try resumes from and end the process; all processes do so after the same update."""
+        if self.group.is_main:
+            self.keeper.save(position)
+            done = f"update {position.updates} of {self.steps} in epoch {len(position.log) + 1}"
+            print(f"{self.title} · asked to stop · saved after {done}; the next try resumes there", flush=True)
+        self.group.any(flag=False)  # no process leaves before the checkpoint is written
+        raise SystemExit(STOPPED)
+
+    def _check_finite(self, epoch: int, updates: list[list[list[Draw]]]) -> None:
+        """End the training if a loss or gradient was not a number; the images of that update are listed in a file."""
+        found = self.watch.found()
+        if found is None:
+            return
+        what, number, rate = found
+        file = self.checkpoint.with_suffix(".not-finite.txt")
+        rows = [row for draws in updates[number] for draw in draws for row in draw.rows]
+        if self.group.is_main:
+            with writable(file), atomic_file(file) as temporary:
+                ids = self.examples.view.table["image_id"].take(rows).to_pylist()
+                temporary.write_text("\n".join(ids) + "\n", encoding="utf-8")
+        setting = "train.lr_base" if self.is_base else "train.lr"
+        raise NotFinite(
+            f"{self.title}: the {what} is not a number in epoch {epoch + 1}, update {number + 1} of {self.steps}, at a "
+            f"learning rate of {rate:.3g}; its images are listed in {file}; lower {setting} or set train.clip=1"
+        )
+
+    def _step(self, batches: Batches, update: list[list[Draw]]) -> dict[str, Tensor]:
         """One update from one batch, or from several that are accumulated; return the terms, still on the device.
 
         Args:
             batches: where the next ones come from.
-            sizes: of each batch how many rows are the task's, and how many of each draw from the memory.
+            update: of each batch the rows of the task, and those of each draw from the memory.
         """
         scaler = self.precision.scaler
         self.optimizer.zero_grad(set_to_none=True)
         total: dict[str, Tensor] = {}
-        images = sum(size[0] for size in sizes)
-        for number, size in enumerate(sizes, start=1):
-            batch, share = next(batches).to(self.group.device), size[0] / images
-            with no_sync(self.objective.learner, unless=number == len(sizes)):
-                terms = self.objective.terms(batch, size, share)
+        images = sum(len(draws[0].rows) for draws in update)
+        for index, draws in enumerate(update):
+            batch, share = next(batches).to(self.group.device), len(draws[0].rows) / images
+            with no_sync(self.objective.learner, unless=index == len(update) - 1):
+                terms = self.objective.terms(batch, draws, [*update[:index], *update[index + 1 :]])
                 loss = torch.stack(list(terms.values())).sum() * share
                 scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             for name, value in terms.items():
                 total[name] = total.get(name, 0) + value.detach() * share
-        if self.config.train.clip:
-            scaler.unscale_(self.optimizer)
-            nn.utils.clip_grad_norm_(self.network.parameters(), self.config.train.clip)
+        loss = torch.stack(list(total.values())).sum()
+        rate = max(group["lr"] for group in self.optimizer.param_groups)
+        self.watch.look(loss, self._clip(), rate)
         scaler.step(self.optimizer)
         scaler.update()
         if self.scheduler is not None:
             self.scheduler.step()
         return total
+
+    def _clip(self) -> Tensor | None:
+        """Clip the gradient if the settings say so and return its norm; None in float16, where it may overflow.
+
+        The scaler leaves out an update that overflows, and makes the scale smaller.
+        """
+        clip, scaler = self.config.train.clip, self.precision.scaler
+        if clip:
+            scaler.unscale_(self.optimizer)
+            norm = nn.utils.clip_grad_norm_(self.network.parameters(), clip)
+        elif not scaler.is_enabled():
+            gradients = [value.grad for value in self.network.parameters() if value.grad is not None]
+            norm = nn.utils.get_total_norm(gradients)
+        return None if scaler.is_enabled() else norm
 
     def _freeze(self) -> None:
         """Keep from learning: a frozen backbone, and the parameters that the caller or the method names."""
@@ -171,11 +258,11 @@ class Trainer:
             self.network.get_parameter(name).requires_grad_(False)
 
     def _train_mode(self) -> None:
-        """Training mode, but for what is frozen: a frozen backbone, and batch-norm under the release's quirk."""
+        """Training mode, but for what is frozen: the backbone, or statistics of batch-norm after the base task."""
         self.network.train()
         if self.config.backbone.frozen:
             self.network.backbone.eval()
-        if self.config.release_quirks.freeze_bn_after_base and not self.is_base:
+        if self.config.train.batch_norm == "frozen_after_base" and not self.is_base:
             for module in self.network.modules():
                 if isinstance(module, _BatchNorm):
                     module.eval()

@@ -1,6 +1,8 @@
 """From a batch to loss terms: a method, its networks, and the images that they look at."""
 
-from collections.abc import Iterator, Sequence
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -9,57 +11,50 @@ from torch import Tensor, nn
 
 from csc.config.schema import Config
 from csc.data.loading import Batch
+from csc.data.order import Draw
 from csc.methods.base import Method, Replay, Step
 from csc.nets.correlation import statistical_cm
 from csc.nets.network import Network, Outputs
+from csc.training.device import Precision
 from csc.training.examples import Examples
 from csc.training.inference import plain_batches
-from csc.training.precision import Precision
 
 __all__ = ["Objective"]
 
 
+@dataclass
 class Objective:
     """What a task's training minimises; also the `Lesson` that its method looks at.
 
-    Args:
-        config: settings.
-        method: gives the terms.
+    Attributes:
         network: that learns; on its device, with what must not learn frozen.
         prior: model of the task before, made for inference, if the method asks for it.
         new: how many classes are new.
-        examples: to learn from.
-        precision: of the forward passes.
-
-    Attributes:
         learner: the network as training calls it: compiled if wanted, its gradients averaged over processes.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        method: Method,
-        network: Network,
-        prior: Network | None,
-        new: int,
-        examples: Examples,
-        precision: Precision,
-    ) -> None:
-        self.config, self.method, self.network, self.prior = config, method, network, prior
-        self.new, self.examples, self.precision, self.group = new, examples, precision, examples.group
-        self.needs_intermediates = method.needs_intermediates
-        self.device, self.classes = self.group.device, examples.view.classes
-        # A frozen backbone is the same in both networks: it runs once, and they go on from its maps.
-        frozen = config.backbone.frozen
-        learner, self._teacher = (net.on_maps() if net and frozen else net for net in (network, prior))
-        compiled = torch.compile(learner) if config.train.compile else learner
+    config: Config
+    method: Method
+    network: Network
+    prior: Network | None
+    new: int
+    examples: Examples
+    precision: Precision
+
+    def __post_init__(self) -> None:
+        self.group, self.classes = self.examples.group, self.examples.view.classes
+        self.device, self.needs_intermediates = self.group.device, self.method.needs_intermediates
+        # A frozen backbone is the same in both networks: it runs once, and both take its maps.
+        frozen = self.config.backbone.frozen
+        learner, self._teacher = (net.on_maps() if net and frozen else net for net in (self.network, self.prior))
+        compiled = torch.compile(learner) if self.config.train.compile else learner
         self.learner = self.group.learner(cast(nn.Module, compiled))
         self._prior_logits: Tensor | None = None
         self._tables = self._make_tables()
 
     def begin(self) -> None:
-        """Prepare for the first step; also of a try that resumes."""
-        # Of plain cached maps the prior model always says the same, so it is asked once.
+        """Prepare for the first step, also when training resumes."""
+        # The prior model always says the same of cached maps without augmentation, so it is asked once.
         fixed = self.examples.features and not self.config.input.augment
         if self.prior is not None and fixed and not self.needs_intermediates:
             self._prior_logits = self.logits_of_prior()
@@ -67,24 +62,33 @@ class Objective:
         if any(name == "statistical_cm" for name, _ in self.network.head.named_buffers()):
             self._count_correlations()
 
-    def finish(self) -> None:
-        """Let the method work out what later tasks need of this one."""
-        self.method.finish(self)
-
     def logits_of_prior(self) -> Tensor:
-        """What the prior model says of every training image as it is, exemplars included."""
+        """What the prior model says of every training image without augmentation, exemplars included."""
         assert self.prior is not None
         return self.examples.outputs(self.prior, range(len(self.examples.view))).to(self.device)
 
     def logits(self, rows: Sequence[int]) -> Tensor:
-        """What the network says now of some training images, as they are."""
+        """What the network says now of some training images, without augmentation."""
         return self.examples.outputs(self.network.eval(), rows)
 
     def pooled_features(self) -> Tensor:
-        """The pooled last maps of the task's own images (rows, channels), in evaluation mode."""
+        """The pooled last maps of the task's own images (rows, channels)."""
+        return self.features(lambda maps: maps.mean(dim=(2, 3)))
+
+    def features(self, pool: Callable[[Tensor], Tensor]) -> Tensor:
+        """What a function of the last maps gives for the task's own images (rows, …), in evaluation mode."""
         network = self.network.eval()
-        own = range(self.examples.own)
-        return self.examples.outputs(lambda images: network.features(images).mean(dim=(2, 3)), own)
+        return self.examples.outputs(lambda images: pool(network.features(images)), range(self.examples.own))
+
+    def labels(self) -> Tensor:
+        """Labels of the task's own images (rows, n), zero where they are unknown."""
+        return torch.from_numpy(self.examples.view.targets()[: self.examples.own]).float()
+
+    def image_digests(self) -> Tensor:
+        """A number (rows,) for the name of each of the task's own images."""
+        names = self.examples.view.table["image_id"].to_pylist()[: self.examples.own]
+        digests = [hashlib.blake2b(name.encode(), digest_size=8).digest() for name in names]
+        return torch.from_numpy(np.frombuffer(b"".join(digests), np.int64).copy())
 
     def plain_batches(self, size: int, most: int) -> Iterator[Batch]:
         """The task's own images without augmentation, drawn at random, at most so many."""
@@ -94,14 +98,16 @@ class Objective:
         for batch in plain_batches(examples.view, steps, self.config, examples.features, self.device):
             yield batch.to(self.device)
 
-    def terms(self, batch: Batch, sizes: list[int], share: float) -> dict[str, Tensor]:
+    def terms(self, batch: Batch, draws: Sequence[Draw], others: Sequence[Sequence[Draw]] = ()) -> dict[str, Tensor]:
         """The loss terms of a batch, the same in all processes.
 
         Args:
             batch: this process's shard: rows of the task, then those of each draw from the memory.
-            sizes: how many of each there are in all processes.
-            share: of the update that the batch is; less than 1 if batches are accumulated.
+            draws: the same rows of all processes.
+            others: those of all other batches of an accumulated update.
         """
+        sizes = [len(draw.rows) for draw in draws]
+        share = sizes[0] / (sizes[0] + sum(len(other[0].rows) for other in others))
         own = [len(self.group.shard(range(size))) for size in sizes]
         with self.precision.autocast:
             learner, prior = self._outputs(batch, own[0])
@@ -109,8 +115,7 @@ class Objective:
 
         def gather(values: Tensor) -> list[Tensor]:
             """The rows of all processes: those of the task, then those of each draw."""
-            draws = zip(torch.split(values, own), sizes, strict=True)
-            return [self.group.gather(draw, size) for draw, size in draws]
+            return [self.group.gather(part, size) for part, size in zip(torch.split(values, own), sizes, strict=True)]
 
         logits, targets = gather(learner.logits.float()), gather(batch.targets)
         per_image = {name: self.group.gather(values.float(), sizes[0]) for name, values in distances.items()}
@@ -118,12 +123,22 @@ class Objective:
         known: Tensor | None = None
         replays: tuple[Replay, ...] = ()
         if self._tables is not None:
+            is_known, stored_logits, is_stored = self._tables
             rows = gather(batch.rows)
-            draws = zip(logits[1:], targets[1:], rows[1:], strict=True)
-            replays = tuple(Replay(z, y, *(table[drawn] for table in self._tables)) for z, y, drawn in draws)
-            known = self._tables[0][rows[0]] if self.config.memory.replay == "concat" else None
+            of_update = [self._with_others(drawn, [other[i].rows for other in others]) for i, drawn in enumerate(rows)]
+            replays = tuple(
+                Replay(logits[i], targets[i], is_known[of_update[i]], stored_logits[rows[i]], is_stored[of_update[i]])
+                for i in range(1, len(rows))
+            )
+            known = is_known[of_update[0]] if self.config.memory.replay == "concat" else None
         step = Step(logits[0], targets[0], self.new, prior_logits, known, per_image, replays, share)
         return self.method.loss(step) | self.method.penalty(self.network)
+
+    def _with_others(self, rows: Tensor, others: Sequence[Sequence[int]]) -> Tensor:
+        """The rows of a batch, and after them those of the other batches of its update."""
+        if not others:
+            return rows
+        return torch.cat([rows, torch.tensor([row for other in others for row in other], device=self.device)])
 
     def _outputs(self, batch: Batch, own: int) -> tuple[Outputs, Outputs | None]:
         """What the learner says of all images, and the prior model of the task's."""
@@ -135,7 +150,7 @@ class Objective:
         return _as_outputs(self.learner(images, self.needs_intermediates)), prior
 
     def _prior_outputs(self, images: Tensor, rows: Tensor) -> Outputs | None:
-        """What the prior model says, if there is one: looked up where it is known, otherwise asked."""
+        """What the prior model says, if there is one: looked up where it is known, else computed."""
         if self._prior_logits is not None:
             return _as_outputs(self._prior_logits[rows])
         if self._teacher is None:
@@ -175,5 +190,5 @@ class Objective:
 
 
 def _as_outputs(answer: Tensor | Outputs) -> Outputs:
-    """Logits alone as outputs of which nobody asks for more."""
+    """Logits alone as outputs, where nothing else is needed."""
     return answer if isinstance(answer, Outputs) else Outputs(answer, answer, (), None)

@@ -15,7 +15,7 @@ from csc.errors import BadModel
 from csc.methods import HEADS, build_head, kind_of
 from csc.model import ModelCard, fingerprint, load_network, load_tensors
 from csc.nets.backbone import StoredBackbone, initialise, normalisation
-from csc.nets.growth import grow, grown_parameters
+from csc.nets.head import grow, grown_parameters
 from csc.nets.network import Network
 from csc.scenario import Scenario, Task
 from csc.version import code_version
@@ -110,8 +110,8 @@ def _grown(settings: Config, prior: Network, task: Task, card: ModelCard, prior_
 
 def _shape(settings: Config) -> object:
     """What of the settings decides the shape of the head."""
-    head = HEADS[settings.head]
-    return settings.of(head.settings) if head.group else None
+    kind = HEADS[settings.head].settings
+    return settings.of(kind) if kind else None
 
 
 def _check_prior(before: ModelCard, settings: Config, card: ModelCard, task: Task) -> None:

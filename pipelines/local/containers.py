@@ -9,7 +9,7 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -17,12 +17,12 @@ from urllib.parse import urlsplit
 import yaml
 
 from csc.errors import CscError
-from csc.pipelines.local.handler import steps_started_by
+from csc.pipelines.local.steps import Show, Start, Step
 
 if TYPE_CHECKING:
     from docker import DockerClient
 
-__all__ = ["NoContainer", "steps_in_containers"]
+__all__ = ["NoContainer", "containers_for"]
 
 _WORKDIR_LABEL, _RUN_LABEL = "csc.workdir", "csc.run"
 # Variables that a step may need to reach data, tracking and weights, and how those end that name a file or folder.
@@ -37,8 +37,8 @@ class NoContainer(CscError):
 
 
 @contextlib.contextmanager
-def steps_in_containers(package: Path, arguments: Mapping[str, str], workdir: Path) -> Iterator[None]:
-    """Have kfp.local run the steps of a compiled pipeline in containers, for as long as the block lasts.
+def containers_for(package: Path, arguments: Mapping[str, str], workdir: Path) -> Iterator[Start]:
+    """What runs a step of a compiled pipeline in a container of its image.
 
     kfp has a way of its own, which lets the engine remove a container that has ended: one that is gone before its exit
     code is read counts as a success, and one whose run is interrupted works on.
@@ -63,11 +63,11 @@ def steps_in_containers(package: Path, arguments: Mapping[str, str], workdir: Pa
             "labels": labels,
         }
 
-        def start(image: str, command: Sequence[str], variables: Mapping[str, str]) -> int:
-            return _run_to_its_end(client, image, command, {**options, "environment": {**environment, **variables}})
+        def start(step: Step, show: Show) -> int:
+            variables = {**environment, **step.variables}
+            return _run_to_its_end(client, step, show, {**options, "environment": variables})
 
-        with steps_started_by(start):
-            yield
+        yield start
 
 
 @contextlib.contextmanager
@@ -163,7 +163,7 @@ def _visible(workdir: Path, arguments: Mapping[str, str], environment: Mapping[s
     named = [value for name, value in environment.items() if name.endswith(_PATHS)]
     named += [arguments["data"], json.loads(arguments["config"]).get("init", "")]
     tracking = environment.get("MLFLOW_TRACKING_URI", "")
-    if tracking.startswith("sqlite:///"):  # which writes files beside the database
+    if tracking.startswith("sqlite:///"):  # which writes files next to the database
         named.append(str(Path(tracking.removeprefix("sqlite:///")).parent))
     there = {Path(name).absolute() for name in named if name and (Path(name).is_file() or Path(name).is_dir())}
     wanted = {workdir, *there}
@@ -192,16 +192,17 @@ def _options(client: "DockerClient") -> dict[str, Any]:
     }
 
 
-def _run_to_its_end(client: "DockerClient", image: str, command: Sequence[str], options: Mapping[str, Any]) -> int:
-    """Run a container, print its output line by line, and return its exit code."""
-    container = client.containers.run(image, list(command), detach=True, **options)
+def _run_to_its_end(client: "DockerClient", step: Step, show: Show, options: Mapping[str, Any]) -> int:
+    """Run a container, hand on its output line by line, and return its exit code."""
+    container = client.containers.run(step.image, step.command, detach=True, **options)
     try:
         pending = ""
         for text in codecs.iterdecode(container.logs(stream=True), "utf-8", "replace"):
             *lines, pending = (pending + text).split("\n")
             for line in lines:
-                print(line)
-        print(f"{pending}\n")
+                show(line)
+        if pending:
+            show(pending)
         return int(container.wait()["StatusCode"])
     finally:
         container.remove(v=True, force=True)

@@ -186,3 +186,42 @@ def test_run_killed_at_any_moment_and_started_again_gives_the_same_numbers(undis
     for child in children:
         assert sorted(metric.step for metric in client.get_metric_history(child.info.run_id, "train/loss")) == [1, 2]
     assert [metric.step for metric in client.get_metric_history(parent.info.run_id, "mAP")] == [1, 2, 3]
+
+
+def flip_a_byte(workdir, step, output):
+    """Change the newest output of a step in the middle."""
+    path = max(workdir.glob(f"pipeline/*/*/{step}/{output}"), key=lambda path: path.stat().st_mtime)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_artifacts_that_change_between_two_runs_are_made_again_and_the_numbers_stay(undisturbed, scenes, tmp_path):
+    fresh_database(tmp_path)
+    words = ("run", "digits-b0c4", "--data", scenes, "--workdir", tmp_path)
+    done = csc(*words)
+    assert done.returncode == 0, done.stderr
+    damages = [
+        {
+            ("task 1 · split-labels", "split"): ("split-labels", "split"),
+            ("task 1 · evaluate", "scores"): ("evaluate", "scores"),
+            ("task 2 · build-dataset", "train_view"): ("build-dataset-2", "train_view"),
+            ("task 2 · evaluate", "metrics"): ("evaluate-2", "metrics"),
+            ("task 3 · build-dataset", "test_view"): ("build-dataset-3", "test_view"),
+            ("task 3 · register", "registered"): ("register-3", "registered"),
+        },
+        {("task 2 · train", "model"): ("train-2", "model/model.safetensors")},
+    ]
+    for damage in damages:
+        for step, output in damage.values():
+            flip_a_byte(tmp_path, step, output)
+        done = csc(*words)
+        assert done.returncode == 0, done.stderr
+        for step, output in damage:
+            assert f"{step}: {output} has changed since it was written; the step runs again" in done.stdout
+        assert done.stdout.count("has changed since it was written") == len(damage)
+        assert "task 1 · train           reused" in done.stdout
+        assert last_results(tmp_path) == last_results(undisturbed[0])
+    from mlflow.tracking import MlflowClient
+
+    assert len(MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").search_model_versions(f"name = '{NAME}'")) == 3

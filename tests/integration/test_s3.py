@@ -10,10 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from csc.data.dataset import Dataset
-from csc.data.ingest.shards import Encoded, Listed, SourceImages
+from csc.data.ingest.images import Encoded, Listed, SourceImages
 from csc.data.ingest.source import Source
 from csc.data.ingest.voc import ingest_voc2007
 from csc.data.ingest.writer import WriteOptions, write_dataset
@@ -317,7 +318,7 @@ def test_a_data_set_in_a_bucket_reads_as_its_folder(animals: tuple[Dataset, Data
     here, there = animals
     assert (there.uri, there.images) == (f"{bucket}/animals", f"{bucket}/animals/images")
     assert there == Dataset.open(f"{bucket}/animals/")
-    assert {**there.__dict__, "uri": here.uri} == here.__dict__
+    assert msgspec.structs.replace(there, uri=here.uri) == here
     assert there.labels().equals(here.labels())
     assert not cached(tmp_path)
     assert images(there) == images(here)

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 from kfp import components
 
-from csc.cli.run import _locked
 from csc.errors import BadData
-from csc.pipelines.local import runner
-from csc.pipelines.local.runner import RunReporter, _cache_of, step_titles
+from csc.pipelines.local import view as views
+from csc.pipelines.local.cache import cache_folder
+from csc.pipelines.local.lock import locked
+from csc.pipelines.local.reporter import RunReporter, step_titles
+from csc.pipelines.local.view import PlainView
 from csc.pipelines.scenario import compile_pipeline
 from csc.pipelines.window import Window
 from csc.scenario import Scenario
@@ -30,15 +32,11 @@ def all_titles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture
 def reporter(all_titles: dict[str, str]) -> RunReporter:
-    return RunReporter(io.StringIO(), io.StringIO(), all_titles)
+    return RunReporter(PlainView(io.StringIO()), io.StringIO(), all_titles)
 
 
 def said(reporter: RunReporter) -> list[str]:
-    return reporter.out.getvalue().splitlines()
-
-
-def begins(reporter: RunReporter, name: str) -> None:
-    reporter.write(f"12:00:00.000 - INFO - Executing task \x1b[96m'{name}'\x1b[0m\n")
+    return reporter.view.out.getvalue().splitlines()
 
 
 def test_titles_are_those_of_the_pipeline_whatever_kfp_calls_the_steps(all_titles: dict[str, str], tmp_path: Path):
@@ -50,69 +48,59 @@ def test_titles_are_those_of_the_pipeline_whatever_kfp_calls_the_steps(all_title
     assert (window["train"], window["train-2"], window["prior"]) == ("task 2 · train", "task 3 · train", "prior")
 
 
-def test_a_step_that_is_tried_again_keeps_its_title_and_the_next_ones_theirs(reporter: RunReporter):
-    for name in ("train", "train", "train", "train-2"):
-        begins(reporter, name)
-    assert said(reporter) == ["task 1 · train"] * 3 + ["task 2 · train"]
-
-
-def test_reused_steps_have_the_titles_of_their_tasks_also_after_a_retry(reporter: RunReporter):
-    reporter.reuse("train")
-    begins(reporter, "evaluate")
-    begins(reporter, "evaluate")
-    reporter.reuse("train")
-    reporter.reuse("evaluate")
-    reporter.reuse("report")
+def test_reused_steps_have_the_titles_of_their_tasks(reporter: RunReporter):
+    for name in ("train", "train-2", "evaluate-2", "report"):
+        reporter.reuse(name)
     assert reporter.reused == ["task 1 · train", "task 2 · train", "task 2 · evaluate", "report"]
     assert said(reporter)[0] == "task 1 · train           reused"
     assert "task 2 · evaluate reused" in reporter.log.getvalue()
 
 
 def test_lines_of_our_steps_are_shown_all_others_only_logged(reporter: RunReporter):
-    begins(reporter, "train")
-    reporter.write("    task 1/3 · epo")
-    reporter.write("ch 1/2\n    some library talks\n    retry: no answer; trying again in 60 s\n")
+    reporter.begin("train")
+    for line in ("task 1/3 · epoch 1/2", "some library talks", "retry: no answer; trying again in 60 s"):
+        reporter.line(line)
     assert said(reporter)[1:] == ["  task 1/3 · epoch 1/2", "  retry: no answer; trying again in 60 s"]
     assert "some library talks" in reporter.log.getvalue()
 
 
 def test_a_step_that_says_nothing_for_long_is_reported_ever_more_rarely(reporter: RunReporter):
-    begins(reporter, "register-2")
-    reporter.write("    Retrying: connection refused\n")
+    reporter.begin("register-2")
+    reporter.line("Retrying: connection refused")
     start = time.monotonic()
     for seconds in range(0, 500, 10):
-        reporter.break_silence(start + seconds)
+        reporter.view.break_silence(start + seconds)
     last = "its last line: Retrying: connection refused"
     assert said(reporter)[1:] == [f"  running for {seconds} s; {last}" for seconds in (60, 120, 240, 480)]
 
 
 def test_silence_is_watched_while_kfp_runs(reporter: RunReporter, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(runner, "_SILENCE", 0.5)
-    with runner.capture_output(reporter):
-        begins(reporter, "train")
-        time.sleep(2.5)
+    monkeypatch.setattr(views, "_SILENCE", 0.5)
+    with reporter.view:
+        reporter.begin("train")
+        time.sleep(1.2)
     assert said(reporter)[1].endswith("its last line: no output yet")
 
 
 def test_the_same_run_twice_at_once_is_refused_and_other_runs_are_not(tmp_path: Path):
-    with _locked(tmp_path, "one") as package, _locked(tmp_path, "two") as other:
-        assert package != other
-        with pytest.raises(BadData, match="the same run is going on there"), _locked(tmp_path, "one"):
+    with locked(tmp_path, "one", {}) as folder, locked(tmp_path, "two", {}) as other:
+        assert folder != other
+        with pytest.raises(BadData, match="the same run is going on there"), locked(tmp_path, "one", {}):
             pass
-    with _locked(tmp_path, "one"):
+    with locked(tmp_path, "one", {}):
         pass
 
 
 def test_runs_reuse_only_their_own_steps(tmp_path: Path):
     tracking = f"sqlite:///{tmp_path}/mlflow.db"
     Path(tmp_path, "mlflow.db").touch()
-    caches = {_cache_of(tmp_path, name, tracking) for name in ("one", "two")}
+    caches = {cache_folder(tmp_path, name, tracking) for name in ("one", "two")}
     assert len(caches) == 2
-    kept = _cache_of(tmp_path, "one", tracking) / "step.json"
+    kept = cache_folder(tmp_path, "one", tracking) / "step.json"
     kept.parent.mkdir(parents=True)
     kept.touch()
-    assert _cache_of(tmp_path, "one", tracking) == kept.parent
+    assert cache_folder(tmp_path, "one", tracking) == kept.parent
     assert kept.is_file()
     Path(tmp_path, "mlflow.db").unlink()
-    _cache_of(tmp_path, "one", tracking)
+    cache_folder(tmp_path, "one", tracking)
     assert not kept.exists()

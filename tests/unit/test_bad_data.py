@@ -68,7 +68,7 @@ def other_layout(raw: Path, out: Path) -> None:
 
 
 def no_annotations_folder(raw: Path, out: Path) -> None:
-    (raw / "annotations").rename(raw / "labels")
+    shutil.rmtree(raw / "annotations")
 
 
 def broken_zip(raw: Path, out: Path) -> None:

@@ -405,14 +405,14 @@ def test_feature_maps_whose_files_made_room_leave_the_disk(shop: Shop, tmp_path:
         assert (maps.map(shard, 1) == shard).all()
     held_by_us = {line.split()[5] for line in Path("/proc/self/maps").read_text().splitlines() if "(deleted)" in line}
     assert len([path for path in held_by_us if path.startswith(str(tmp_path))]) <= 1  # until the next miss
-    assert refusal(lambda: maps.map(4, 0)).endswith("no bytes and sha256 of shard 4; remove the folder and embed again")
+    assert refusal(lambda: maps.map(4, 0)).endswith("index.json: has no shard 4; remove the folder and embed again")
     (shop.folder / "00002.arrow").write_bytes(b"spoilt")
     assert refusal(lambda: maps.map(2, 0)).endswith("remove the folder and embed again")
 
 
-@pytest.mark.parametrize("index", [{}, [1], [{}], 5, [{"sha256": "0" * 64, "bytes": 1}, {"bytes": "x"}]])
+@pytest.mark.parametrize("index", [{}, [1], [{}], 5, [{"sha256": "0" * 64, "bytes": 1, "rows": 1}, {"bytes": "x"}]])
 def test_an_index_of_another_form_is_refused(index: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("csc.data.shards.read_json", lambda _: index)
     monkeypatch.setenv("CSC_CACHE", str(tmp_path / "cache"))
     message = refusal(lambda: FeatureShards("s3://shop/features", 0, (16, 8, 8)).map(0, 0))
-    assert message.startswith("s3://shop/features/view-00/index.json: no bytes and sha256 of shard 0; ")
+    assert message.startswith("s3://shop/features/view-00/index.json: no rows, bytes and sha256 of each shard (")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from csc.methods.csc import CiGcn
 from csc.nets.ci_gcn import CIGCN
-from csc.nets.growth import grow, grown_parameters
+from csc.nets.head import grow, grown_parameters
 
 BATCH, FEATURES, HEIGHT, ACROSS, WIDTH = 3, 6, 2, 3, 5
 OLD, NEW = 3, 2

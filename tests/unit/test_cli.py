@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,12 +14,12 @@ import yaml
 from PIL import Image
 
 from csc import cli
-from csc.cli import scenarios
+from csc.cli import lists
 from csc.config import methods, resolve
 from csc.data.dataset import Dataset
 from csc.data.ingest import digits
 from csc.data.ingest.coco import COCO_CLASSES, ingest_coco
-from csc.data.ingest.resume import Output
+from csc.data.ingest.output import Output
 from csc.data.ingest.writer import WriteOptions
 from csc.errors import BadData, BadScenario
 from csc.scenario import PAPER_SCENARIOS, Scenario
@@ -70,6 +71,10 @@ RUN: list[tuple[str, tuple[str, ...]]] = [
     ("run animals-b5c1 --data animals", ("'animals-b5c1'", "5 classes", "has 4")),
     ("run voc-b0c4", ("voc-b0c4", "--data is missing", "csc ingest")),
     ("run mine-b0c4", ("mine-b0c4", "--data is missing")),
+    ("run digts-b0c2", ("--data is missing", "did you mean digits-b0c2?")),
+    ("run coca-b0c10", ("--data is missing", "did you mean coco-b0c10?")),
+    ("run digits-b0c2 --set backbone.name=resnet999", ("backbone.name=resnet999", "did you mean")),
+    ("run digits-b0c2 --set init=nowhere.safetensors", ("init=nowhere.safetensors", "no such file")),
     ("run mine-b0c4 --data nowhere", ("nowhere", "data set")),
     ("run mine-b0c4 --data empty", ("empty", "data set")),
     ("run mine-b0c4 --data file", ("file", "data set")),
@@ -104,6 +109,7 @@ COMPILE: list[tuple[str, tuple[str, ...]]] = [
     ("compile voc-b0c4 -o v.json", ("v.json", ".yaml")),
     ("compile voc-b0c4 -o v", ("-o v", ".yaml")),
     ("compile mine-b0c4 -o v.yaml", ("'mine'", "--data")),
+    ("compile coco2-b0c10 -o v.yaml", ("'coco2'", "--data", "did you mean coco-b0c10?")),
     ("compile mine-b0c4 -o v.yaml --data nowhere", ("nowhere", "data set")),
     ("compile mine-b0c4 -o v.yaml --data gs://bucket/set", ("gs://bucket/set", "s3://bucket/prefix")),
     ("compile digits-b0c5 -o file/v.yaml", ("cannot write", "file/v.yaml")),
@@ -121,6 +127,9 @@ INGEST: list[tuple[str, tuple[str, ...]]] = [
     ("ingest voc2007 --source raw --out out", ("raw", "not a VOC 2007 layout")),
     ("ingest coco --source empty --out out", ("empty", "not a COCO layout")),
     ("ingest coco2014 --source raw --out out", ("the 80 of COCO 2014",)),
+    ("ingest coco --source raw/annotations/instances_train2014.json --out out", ("the folder that has it",)),
+    ("ingest csv --source raw --out out --verify", ("--verify", "only for coco")),
+    ("ingest coco --source raw --out out --class-order nowhere.txt", ("nowhere.txt", "no such file")),
     ("ingest coco --source gs://bucket/raw --out out", ("gs://bucket/raw", "s3://bucket/prefix")),
     ("ingest coco --source ~no-such-user/raw --out out", ("~no-such-user/raw",)),
     (f"ingest coco --source {LONG} --out out", ("xxx",)),
@@ -132,7 +141,7 @@ INGEST: list[tuple[str, tuple[str, ...]]] = [
     ("ingest digits --out out --short-side 32", ("--short-side", "made in their size")),
     ("ingest digits --out out --source raw", ("ingest digits", "--source", "need no source")),
     ("ingest digits --out out --name numbers", ("ingest digits", "--name", "'digits'")),
-    ("ingest voc2007 --source raw --out out --name pets", ("ingest voc2007", "--name", "csc ingest coco")),
+    ("ingest voc2007 --source raw --out out --name pets", ("ingest voc2007", "--name", "always named 'voc'")),
     ("ingest coco --source raw --out raw", ("raw", "not a data set")),
     ("ingest coco --source raw --out file", ("file", "not a data set")),
     ("ingest coco --source raw --out file/below", ("cannot write", "file/below")),
@@ -154,6 +163,8 @@ USE: list[tuple[str, tuple[str, ...]]] = [
     ("predict no-model a.jpg", ("no-model", "not a model")),
     ("predict s3://bucket/model a.jpg", ("s3:", "bucket/model")),
     ("ui", ("no runs there yet", "csc run digits-b0c2")),
+    ("show", ("no runs there yet", "csc run digits-b0c2")),
+    ("settings no-such-thing", ("no-such-thing", "no setting")),
     ("ui --workdir nowhere", ("nowhere", "no runs there yet")),
     ("ui --workdir ~no-such-user/work", ("~no-such-user/work",)),
 ]
@@ -219,7 +230,7 @@ def test_input_with_blanks_and_line_breaks_ends_in_one_line_too(
         "run digits-b0c2 --set",
         "compile voc-b0c4",
         "ingest",
-        "ingest voc2012 --source raw --out out",
+        "ingest voc2040 --source raw --out out",
         "ingest coco --source raw",
         "predict animals",
         "predict animals a.jpg --threshold high",
@@ -309,6 +320,50 @@ def test_methods_lists_every_method_with_a_line_on_it(capsys: pytest.CaptureFixt
     assert dict(line.split(maxsplit=1) for line in lines) == methods()
 
 
+def test_settings_are_listed_with_default_range_readers_and_meaning(capsys: pytest.CaptureFixture[str]):
+    lines = printed(["settings"], capsys)[:-1]
+    listed = {
+        line.partition(" = ")[0]: (line, meaning.strip()) for line, meaning in zip(lines[::2], lines[1::2], strict=True)
+    }
+    known = {key for name in methods() for key in resolve("voc", {"method": name}).flat()}
+    assert known <= listed.keys()
+    assert all(len(meaning) > 10 for _, meaning in listed.values())
+    line, meaning = listed["train.epochs"]
+    assert line.split(maxsplit=3) == ["train.epochs", "=", "20", "a whole number, 1 or more · all methods"]
+    assert meaning == "passes over the images of a task."
+    assert listed["oewc.weight"][0].endswith("a number, 0 or more · oewc")
+    assert "· all methods but " in listed["memory.total"][0]
+    assert [line.split()[0] for line in printed(["settings", "lr_base"], capsys)[:-1:2]] == ["train.lr_base"]
+
+
+def test_a_dry_run_says_what_would_be_done_and_does_nothing(place: Path, capsys: pytest.CaptureFixture[str]):
+    before = contents(place)
+    words = ["run", "digits-b0c5", "--dry-run", "--set", "train.epochs=3", "--seed", "1"]
+    lines = printed(words, capsys)
+    assert lines[0] == "digits-b0c5: 10 classes in 2 tasks (5 + 5)"
+    assert lines[1] == "method    csc, seed=1, train.epochs=3"
+    assert lines[2].endswith("(will be made)")
+    assert lines[3:] == ["task 1    to run", "task 2    to run"]
+    assert contents(place) == before
+
+
+def test_a_missing_extra_is_one_line_that_names_it(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "kfp", None)
+    for name in [name for name in sys.modules if name.startswith(("csc.pipelines", "csc.components"))]:
+        monkeypatch.delitem(sys.modules, name)
+    assert cli.main(["compile", "voc-b0c4", "-o", "v.yaml"]) == 2
+    error = capsys.readouterr().err
+    assert error == "csc: kfp is not installed; run: pip install 'csc-mlcil[pipelines]', or [all] for everything\n"
+
+
+def test_ui_refuses_a_port_that_is_taken(place: Path, capsys: pytest.CaptureFixture[str]):
+    (place / "work").mkdir()
+    (place / "work" / "mlflow.db").touch()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"port {port} (Address already in use)" in refused(["ui", "--port", str(port)], place, capsys)
+
+
 def next_command(lines: list[str]) -> tuple[str, str]:
     """The scenario and the data that the last line proposes."""
     match = re.fullmatch(r"next: csc run (\S+) --data (\S+)", lines[-1])
@@ -340,7 +395,7 @@ def test_ingest_voc_says_what_it_left_out(place: Path, capsys: pytest.CaptureFix
     assert cli.main(arguments) == 2
     assert "'zebra'" in capsys.readouterr().err
     lines = printed([*arguments, "--skip-bad"], capsys)
-    assert lines[2].split()[:2] == ["test", "3"]
+    assert lines[3].split()[:2] == ["test", "3"]
     assert any(line.startswith("note: left out 1 images") and "000008" in line for line in lines)
 
 
@@ -521,7 +576,7 @@ def test_an_interrupted_command_says_that_it_can_be_taken_up(
     def interrupted(arguments: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(scenarios, "SCENARIOS", dataclasses.replace(scenarios.SCENARIOS, run=interrupted))
+    monkeypatch.setattr(lists, "SCENARIOS", dataclasses.replace(lists.SCENARIOS, run=interrupted))
     assert cli.main(["scenarios"]) == 130
     error = capsys.readouterr().err
     assert error.startswith("csc: interrupted")

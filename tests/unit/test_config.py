@@ -183,8 +183,8 @@ def test_a_run_has_no_setting_that_its_method_and_head_do_not_read():
         groups = {key.partition(".")[0] for key in resolve("voc", {"method": method}).flat() if "." in key}
         shared = {"backbone", "input", "features", "train", "loss", "max_entropy", "release_quirks"}
         memory = {"memory"} if kind.memory_settings else set()
-        head = {HEADS[kind.heads[0]].group} - {""}
-        assert groups == shared | memory | head | set(kind.own_settings), method
+        own = {*kind.own_settings, HEADS[kind.heads[0]].settings} - {None}
+        assert groups == shared | memory | {type_.__name__.lower() for type_ in own}, method
 
 
 @pytest.mark.parametrize(
@@ -217,6 +217,23 @@ def test_settings_for_several_methods_count_where_they_are_read():
 def test_the_spelling_of_the_version_before_is_taken_with_a_hint(capsys: pytest.CaptureFixture[str]):
     assert resolve("voc", {"old_label_policy": "masked"}) == resolve("voc", {"loss": {"old_labels": "masked"}})
     assert "old_label_policy is now called loss.old_labels" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("true", [True, "true", "on"])
+def test_the_switch_of_batch_norm_is_taken_by_its_old_name_for_one_version(
+    capsys: pytest.CaptureFixture[str], true: Any
+):
+    frozen = {"train": {"batch_norm": "frozen_after_base"}}
+    old = {"release_quirks": {"freeze_bn_after_base": true, "no_shuffle": True}}
+    assert resolve("voc", old) == resolve("voc", {**frozen, "release_quirks": {"no_shuffle": True}})
+    assert capsys.readouterr().out.count("is now called train.batch_norm=frozen_after_base") == 1
+    assert resolve("voc", shared={"release_quirks": {"freeze_bn_after_base": true}}) == resolve("voc", frozen)
+
+
+def test_a_model_of_the_version_before_is_read_without_a_word(capsys: pytest.CaptureFixture[str]):
+    assert resolve("voc", {"release_quirks": {"freeze_bn_after_base": False}}) == resolve("voc")
+    assert capsys.readouterr().out == ""
+    assert refused("voc", {"release_quirks": {"freeze_bn_after_base": 2}}).endswith("=2: expected true or false")
 
 
 def test_a_method_that_changes_the_backbone_says_that_it_cannot_be_frozen():
@@ -299,7 +316,9 @@ TYPED = [
     ("input.augment=maybe", "input.augment", "true or false"),
     ("input.augment=1", "input.augment", "true or false"),
     ("backbone.output_stride=12", "backbone.output_stride", "8, 16, 32"),
-    ("backbone.name=", "backbone.name", "text"),
+    ("backbone.name=", "backbone.name", "a model of timm such as resnet18"),
+    ("backbone.name=hf-hub:somebody/resnet18", "backbone.name", "a model of timm"),
+    ("backbone.name=local-dir:/srv/net", "backbone.name", "a model of timm"),
     ("cigcn.width=0", "cigcn.width", "1 or more"),
     ("cigcn.correlation=S->G", "cigcn.correlation", "G->S, Z->S, Z->Z"),
     ("seed=-1", "seed", "0 or more"),

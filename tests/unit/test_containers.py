@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import docker
 import pytest
-from kfp.local import subprocess_task_handler
 
 from csc.pipelines.local import containers
-from csc.pipelines.local.containers import NoContainer, steps_in_containers
+from csc.pipelines.local.containers import NoContainer, containers_for
+from csc.pipelines.local.steps import Start, Step
 
 PACKAGE = """
 deploymentSpec:
@@ -80,10 +80,10 @@ class Engine:
         return self.container
 
 
-def start_a_step(image: str = "light:1", **variables: str) -> str:
-    """Do what kfp.local does with a step; return how it ended."""
-    handler = subprocess_task_handler.SubprocessTaskHandler(image, ["x"], "/root", None, variables)
-    return handler.run().name
+def start_a_step(start: Start, **variables: str) -> tuple[int, list[str]]:
+    """Run a step; return how it ended and what it printed."""
+    lines: list[str] = []
+    return start(Step("light:1", ["x"], variables), lines.append), lines
 
 
 @pytest.fixture
@@ -108,8 +108,8 @@ def options(monkeypatch, workdir: Path, engine: Engine | None = None, **argument
     engine = engine or Engine()
     monkeypatch.setattr(docker, "from_env", lambda: engine)
     given = {"data": str(workdir / "data"), "config": "{}"} | arguments
-    with steps_in_containers(workdir / "runs" / "package.yaml", given, workdir):
-        start_a_step()
+    with containers_for(workdir / "runs" / "package.yaml", given, workdir) as start:
+        start_a_step(start)
     return engine.options
 
 
@@ -249,10 +249,10 @@ def test_a_step_gets_its_own_variables_on_top_of_those_of_all_steps(monkeypatch,
     monkeypatch.setattr(docker, "from_env", lambda: engine)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow")
     monkeypatch.setenv("CSC_RETRY_TIMES", "9")
-    with steps_in_containers(workdir / "runs" / "package.yaml", {"data": "", "config": "{}"}, workdir):
-        start_a_step(CSC_RETRY_TIMES="3")
+    with containers_for(workdir / "runs" / "package.yaml", {"data": "", "config": "{}"}, workdir) as start:
+        start_a_step(start, CSC_RETRY_TIMES="3")
         told, engine.container = engine.options["environment"], Container([], 0)
-        start_a_step()
+        start_a_step(start)
     assert (told["MLFLOW_TRACKING_URI"], told["CSC_RETRY_TIMES"]) == ("http://mlflow", "3")
     assert engine.options["environment"]["CSC_RETRY_TIMES"] == "9"
 
@@ -264,23 +264,20 @@ def test_a_missing_image_is_named_with_what_to_do(monkeypatch, workdir):
 
 def test_a_missing_engine_is_one_line(monkeypatch, workdir):
     monkeypatch.setenv("DOCKER_HOST", f"unix://{workdir}/no.sock")
-    runner = steps_in_containers(workdir / "runs" / "package.yaml", {}, workdir)
+    runner = containers_for(workdir / "runs" / "package.yaml", {}, workdir)
     with pytest.raises(NoContainer, match="is the engine running and may you use it"), runner:
         pass
 
 
 @pytest.mark.parametrize("code", [0, 1, 137])
-def test_output_comes_line_by_line_and_the_exit_code_decides(monkeypatch, workdir, capsys, code):
+def test_output_comes_line_by_line_and_then_the_exit_code(monkeypatch, workdir, code):
     middle_dot = "task 1 · done\n".encode()
     container = Container([middle_dot[:8], middle_dot[8:] + b"one\ntwo", b"\nlast"], code)
     engine = Engine(container=container)
     monkeypatch.setattr(docker, "from_env", lambda: engine)
-    original = subprocess_task_handler.SubprocessTaskHandler
-    with steps_in_containers(workdir / "runs" / "package.yaml", {"data": "", "config": "{}"}, workdir):
-        assert start_a_step() == ("FAILURE" if code else "SUCCESS")
-    assert capsys.readouterr().out == "task 1 · done\none\ntwo\nlast\n\n"
+    with containers_for(workdir / "runs" / "package.yaml", {"data": "", "config": "{}"}, workdir) as start:
+        assert start_a_step(start) == (code, ["task 1 · done", "one", "two", "last"])
     assert container.removed
-    assert subprocess_task_handler.SubprocessTaskHandler is original
 
 
 def test_an_interrupted_container_is_removed(monkeypatch, workdir):
@@ -290,5 +287,5 @@ def test_an_interrupted_container_is_removed(monkeypatch, workdir):
 
     container = Interrupted([], 0)
     with pytest.raises(KeyboardInterrupt):
-        containers._run_to_its_end(Engine(container=container), "light:1", ["x"], {})
+        containers._run_to_its_end(Engine(container=container), Step("light:1", ["x"], {}), print, {})
     assert container.removed

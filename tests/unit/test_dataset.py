@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from csc.data.dataset import Dataset
-from csc.data.ingest.shards import checked_jpeg
+from csc.data.ingest.images import checked_jpeg
 from csc.data.shards import ImageShards
 from tests.builders import edit_json, picture
 from tests.unit.test_writer import VALID, jpeg_of, refusal, write

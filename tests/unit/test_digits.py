@@ -175,7 +175,7 @@ def test_a_missing_scikit_learn_is_named_with_the_remedy(tmp_path: Path, monkeyp
     for function in (digits._handwriting, digits.glyph_pools, digits._padded_glyphs):
         monkeypatch.setattr(digits, function.__name__, function.__wrapped__)
     monkeypatch.setattr(digits.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(BadData, match=r"pip install 'csc\[data\]'"):
+    with pytest.raises(BadData, match=r"pip install 'csc-mlcil\[data\]'"):
         ingest_digits(tmp_path / "set", train=40, test=5)
     assert not (tmp_path / "set").exists()
 

@@ -56,13 +56,17 @@ def test_a_fine_machine_is_told_line_by_line(monkeypatch, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[:6]] == ["csc", "python", "torch", "timm", "mlflow", "kfp"]
     assert any(line.startswith("device    ok       A100, A100 · CUDA 13.2") for line in lines)
+    assert [line.split()[:2] for line in lines[-4:-1]] == [["run", "ok"], ["gpu", "ok"], ["submit", "ok"]]
     assert lines[-1] == "everything needed is fine"
 
 
-def test_an_image_without_torch_is_fine_too(monkeypatch, capsys):
+def test_an_image_without_torch_has_not_failed_but_is_told_what_it_is_not_for(monkeypatch, capsys):
     without(monkeypatch, "torch", "timm", "mlflow")
     assert main(["doctor"]) == 0
     said = capsys.readouterr().out
+    assert "run       missing  csc run needs torch, timm: pip install 'csc-mlcil[train]'" in said
+    assert "submit    ok" in said
+    assert said.endswith("nothing failed, but not possible here: csc run, training on a GPU\n")
     assert "torch     missing  not in this image; embed, train and evaluate need it" in said
     assert "shm" not in said
     assert found()["device"].status == "ok"
@@ -77,6 +81,15 @@ def test_no_gpu_is_no_failure_unless_there_is_one(monkeypatch, attached, status)
     device = found()["device"]
     assert device.status == status
     assert ("must support CUDA 13.2" in device.text) == attached
+
+
+def test_a_machine_without_a_gpu_trains_on_the_cpu(monkeypatch, capsys):
+    torch_with(monkeypatch)
+    assert main(["doctor"]) == 0
+    said = capsys.readouterr().out
+    assert "run       ok       csc run is possible here" in said
+    assert "gpu       missing  training on a GPU needs one; csc run trains on the CPU" in said
+    assert "everything" not in said
 
 
 def test_a_torch_that_cannot_be_loaded_is_a_failure(monkeypatch):
@@ -108,7 +121,7 @@ def test_a_place_that_cannot_be_written_fails_with_what_to_set(monkeypatch, vari
     monkeypatch.setenv(variable, "/proc/nowhere")
     check = found()[name]
     assert check.status == "failed"
-    assert "to a place that can be written" in check.text
+    assert "to a folder that can be written" in check.text
 
 
 def test_folders_that_are_made_when_needed_are_fine(monkeypatch, tmp_path):

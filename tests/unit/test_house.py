@@ -229,3 +229,9 @@ build_dataset({origin!r}, "split.json", "{{}}", "train.parquet", "test.parquet")
     assert json.loads((tmp_path / "split.json").read_text())["new"] == ["dog", "zebra"]
     assert (tmp_path / "train.parquet").is_file()
     assert not loaded & {"torch", "mlflow", "timm", "kfp", "torchvision"}
+
+
+def test_the_tests_of_a_file_share_a_process(request):
+    if request.config.getoption("loadgroup", default=False) is False:
+        pytest.skip("tests run in one process")
+    assert request.node.nodeid.endswith("@test_house")

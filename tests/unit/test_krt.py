@@ -12,7 +12,7 @@ from csc.methods.base import Replay, Step
 from csc.methods.krt import KRT, Krt, threshold_for
 from csc.methods.losses import asymmetric_loss
 from csc.nets.attention import GRID, IncrementalCrossAttention
-from csc.nets.growth import grow
+from csc.nets.head import grow
 from csc.nets.network import Network, Outputs
 
 BATCH, FEATURES, WIDTH, HEADS = 3, 6, 16, 4
@@ -99,8 +99,11 @@ def test_maps_of_any_size_are_read_with_positions_interpolated(side: int):
     with torch.no_grad():
         before = head(maps)
         head.position[:] = 0.7
-        assert torch.allclose(head.positions(side, side), torch.tensor(0.7, dtype=torch.float64))
-        assert not torch.allclose(head(maps), before)
+        alike = head(maps)
+        assert not torch.allclose(alike, before)
+        head.position[:] = 0
+        head.projection.bias += 0.7  # the same at all positions
+        torch.testing.assert_close(head(maps), alike)
         assert head.position.shape == (1, WIDTH, GRID, GRID)
 
 
@@ -312,7 +315,7 @@ def test_exemplars_that_were_drawn_aside_add_their_own_term():
     step = random_step()
     one = torch.ones(BATCH, N)
     replay = Replay(step.logits, step.targets, one.bool(), one, one.bool())
-    terms = KRT(resolve("voc", {"method": "krt"})).terms(random_step(replays=(replay,)))
+    terms = KRT(resolve("voc", {"method": "krt"})).loss(random_step(replays=(replay,)))
     assert set(terms) == {"ce", "replay"}
 
 

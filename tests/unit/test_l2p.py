@@ -11,7 +11,7 @@ from csc.errors import BadConfig
 from csc.methods.base import Step
 from csc.methods.l2p import L2P, L2p
 from csc.nets.backbone import Backbone, build_backbone
-from csc.nets.linear import LinearHead
+from csc.nets.head import LinearHead
 from csc.nets.network import Network, Outputs
 from csc.nets.prompts import PromptedBackbone
 

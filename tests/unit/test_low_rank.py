@@ -8,7 +8,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from benchmarks import scale
 from csc.methods.csc import CiGcn
 from csc.nets.ci_gcn import CIGCN
-from csc.nets.growth import grow, grown_parameters
+from csc.nets.head import grow, grown_parameters
 from tests.unit.test_ci_gcn import BATCH, CLASSES, FEATURES, MANY, NEW, OLD, WIDTH, feature_maps, settled_head
 
 RANK = 2

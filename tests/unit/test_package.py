@@ -22,7 +22,7 @@ def test_the_wheel_installs_one_top_level_name_with_everything_below_it(tmp_path
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-    assert {name.split("/")[0].split("-")[0] for name in names} == {"csc"}
+    assert {name.split("/")[0].split("-")[0] for name in names} == {"csc", "csc_mlcil"}
     sources = [path for folder in ("csc", "components", "pipelines") for path in (ROOT / folder).rglob("*.py")]
     assert len([name for name in names if name.endswith(".py")]) == len(sources)
     data = [path for folder in ("csc", "pipelines") for path in (ROOT / folder).rglob("*.yaml")]

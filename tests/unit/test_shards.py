@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import EpsImagePlugin, Image, UnidentifiedImageError
 
-from csc.data.ingest.shards import FORMATS, BrokenImage, checked_jpeg, scaled_down
+from csc.data.ingest.images import FORMATS, BrokenImage, checked_jpeg, scaled_down
 
 
 def encoded(image: Image.Image, kind: str) -> bytes:

@@ -18,7 +18,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from csc.config.schema import Train
-from csc.distributed.cluster import PATIENCE, Cluster, ClusterError
+from csc.distributed.cluster import MOST_TRIES, Cluster, ClusterError
 from csc.distributed.trainjob import job_name, stage, train_job, train_on_nodes
 from csc.errors import BadConfig, BadData
 from csc.scenario import Task
@@ -420,12 +420,12 @@ def test_a_job_that_is_being_deleted_is_let_go_and_replaced(
 
 
 def test_a_job_that_never_goes_is_an_error(api: FakeApi, launch: Any):
-    api.states, api.lingers = [lambda: told_to_stop(api.shared)], 10 * PATIENCE
+    api.states, api.lingers = [lambda: told_to_stop(api.shared)], 10 * MOST_TRIES
     with pytest.raises(SystemExit):
         launch()
     with pytest.raises(ClusterError, match=f"^job {NAME}: is being deleted and does not go; see what keeps its pods"):
         launch()
-    assert PATIENCE <= api.pauses < 2 * PATIENCE
+    assert MOST_TRIES <= api.pauses < 2 * MOST_TRIES
 
 
 def test_a_job_that_somebody_created_meanwhile_is_waited_for(api: FakeApi, launch: Any, trained: Any):
@@ -488,7 +488,7 @@ def test_no_call_is_lost_by_an_answer_that_does_not_come(api: FakeApi, launch: A
 
 
 def test_a_cluster_that_never_answers_again_is_an_error(api: FakeApi, launch: Any):
-    api.states = [node(ready=1), *[api_error(503)] * (PATIENCE + 1)]
+    api.states = [node(ready=1), *[api_error(503)] * (MOST_TRIES + 1)]
     with pytest.raises(ClusterError, match=f"^cannot read TrainJob {NAME} in namespace team: 503 Some Reason$"):
         launch()
 
@@ -503,7 +503,7 @@ def test_a_model_that_is_not_seen_from_here_is_an_error(api: FakeApi, launch: An
     api.states = [condition("Complete")]
     with pytest.raises(ClusterError, match=r"its model is not in .*/model; the nodes must share that volume"):
         launch()
-    assert api.pauses >= PATIENCE
+    assert api.pauses >= MOST_TRIES
     assert not Path(arguments["out"]).exists()
 
 

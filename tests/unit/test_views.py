@@ -18,7 +18,7 @@ from csc.config import methods, resolve
 from csc.data import views as partial
 from csc.data.dataset import Dataset
 from csc.data.ingest.digits import ingest_digits
-from csc.data.ingest.shards import Encoded, Listed
+from csc.data.ingest.images import Encoded, Listed
 from csc.data.ingest.writer import WriteOptions, write_dataset
 from csc.data.shards import ImageShards
 from csc.data.views import View, read_view, train_view, write_view

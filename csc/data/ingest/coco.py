@@ -8,17 +8,17 @@ Images without annotations are kept, with no labels.
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import PurePosixPath
 
 from csc.data.dataset import Dataset
-from csc.data.ingest.coco_annotations import Annotations, read_annotations
-from csc.data.ingest.shards import SourceImages
-from csc.data.ingest.skip import without_broken
+from csc.data.ingest.coco_annotations import AnnotationFile, Annotations, read_annotations
+from csc.data.ingest.images import SPLIT_BY_NAME, TEST_FOLDERS
 from csc.data.ingest.source import Source
-from csc.data.ingest.writer import DEFAULTS, WriteOptions, write_dataset
+from csc.data.ingest.writer import DEFAULTS, Annotated, WriteOptions, write_source
 from csc.errors import BadData
 
-__all__ = ["COCO_CLASSES", "ingest_coco", "ingest_coco2014"]
+__all__ = ["COCO_CLASSES", "annotation_files", "coco2014_files", "ingest_coco", "ingest_coco2014"]
 
 COCO_CLASSES = (
     "airplane", "apple", "backpack", "banana", "baseball bat", "baseball glove", "bear", "bed", "bench", "bicycle",
@@ -41,6 +41,7 @@ _EXPECTED = {
     "train": "instances_train*.json or train.json",
     "test": "instances_val*.json, instances_test*.json, val.json or test.json",
 }
+_IN_FOLDER = "_annotations.coco.json"  # next to the images of each split, as Roboflow exports
 
 
 def ingest_coco2014(
@@ -48,80 +49,91 @@ def ingest_coco2014(
 ) -> Dataset:
     """Write MS-COCO 2014 as the data set `coco`: train = train2014, test = val2014.
 
-    Args:
-        source: folder, zip or `s3://` address with `train2014/`, `val2014/` and
-            `annotations/instances_{train,val}2014.json`.
-        out: folder or `s3://` prefix of the data set.
-        options: how it is written.
+    The source has `train2014/`, `val2014/` and `annotations/instances_{train,val}2014.json`.
     """
     with Source(source) as files:
-        root = _root(files)
-        folder = root / "annotations"
-        for split, name in _COCO2014.items():
-            if not files.has(folder / name):
-                raise BadData(
-                    f"{files.where(folder / name)}: no such file; expected the {split} annotations of COCO 2014 "
-                    "(for another set use 'csc ingest coco')"
-                )
-        train, test = (read_annotations(files, root, name, split) for split, name in _COCO2014.items())
-        for item in (train, test):
-            _check_same(
-                files.where(item.file),
-                item.categories,
-                COCO_CLASSES,
-                "the 80 of COCO 2014",
-                "use 'csc ingest coco' for another set",
+        read = [read_annotations(files, item) for item in coco2014_files(files)]
+        for item in read:
+            _check_same(item, COCO_CLASSES, files, "the 80 of COCO 2014", "use 'csc ingest coco' for another set")
+        return write_source(out, "coco", files, _annotated(read, "coco2014"), options)
+
+
+def coco2014_files(files: Source) -> list[AnnotationFile]:
+    """Find the two annotation files of COCO 2014."""
+    root = next((top for top in _tops(files) if "annotations" in files.folders(top)), None)
+    if root is None:
+        raise _no_layout(files)
+    found = [_of_split(root, "annotations", split, name) for split, name in _COCO2014.items()]
+    for item in found:
+        if not files.has(item.file):
+            raise BadData(
+                f"{files.where(item.file)}: no such file; expected the {item.split} annotations of COCO 2014 "
+                "(for another set use 'csc ingest coco')"
             )
-        return _write(train, test, files, out, "coco", "coco2014", options)
+    return found
 
 
 def ingest_coco(
     source: str | os.PathLike[str], out: str | os.PathLike[str], name: str, options: WriteOptions = DEFAULTS
 ) -> Dataset:
-    """Write a set in COCO format as a data set.
+    """Write a set in COCO format, in one of the layouts that `annotation_files` knows, as a data set.
 
-    The folder `annotations/` of the source must have exactly one file for each split:
-
-    - train: `instances_train*.json` or `train.json`;
-    - test: `instances_val*.json`, `instances_test*.json`, `val.json` or `test.json`.
-
-    An image is looked for by its `file_name` in the folder named like its annotation file (`train2014/` for
-    `instances_train2014.json`, `train/` for `train.json`), then in `images/`, then in the source itself.
     The id of an image in the data set is its split and its number, such as `train-000000000009`, so that the numbers
     of two files may overlap.
-
-    Args:
-        source: folder, zip or `s3://` address of the set.
-        out: folder or `s3://` prefix of the data set.
-        name: of the data set, as scenarios use it.
-        options: how it is written.
     """
     with Source(source) as files:
-        root = _root(files)
-        names = {split: _annotation_file(files, root / "annotations", split) for split in _ACCEPTED}
-        train, test = (read_annotations(files, root, name, split) for split, name in names.items())
-        _check_same(
-            files.where(test.file),
-            test.categories,
-            train.categories,
-            f"those of {train.file.name}",
-            "give both files the same names",
-        )
-        return _write(train, test, files, out, name, "coco", options)
+        found, left_out = annotation_files(files)
+        first, *others = read = [read_annotations(files, item) for item in found]
+        for item in others:
+            _check_same(item, first.categories, files, f"those of {first.file}", "give both files the same names")
+        annotated = _annotated(read, "coco")
+        if left_out:
+            annotated.record["left_out"] = left_out
+        if found[0].split is None:
+            annotated.record["split"] = SPLIT_BY_NAME
+        groups = frozenset.intersection(*(item.groups for item in read))
+        classes = [category for category in first.categories if category not in groups]
+        return write_source(out, name, files, replace(annotated, classes=classes), options)
 
 
-def _root(files: Source) -> PurePosixPath:
-    """Find the folder that contains `annotations`: the source itself or one folder deeper."""
-    for top in (PurePosixPath(), *(PurePosixPath(name) for name in sorted(files.folders()))):
+def annotation_files(files: Source) -> tuple[list[AnnotationFile], list[str]]:
+    """Find the annotation files of a set, in the source or one folder deeper; and the splits that are left out.
+
+    - `annotations/` with one file for each split: train is `instances_train*.json` or `train.json`, test is
+      `instances_val*.json`, `instances_test*.json`, `val.json` or `test.json`. The images are in a folder named like
+      the file (`train2014/` for `instances_train2014.json`, `train/` for `train.json`), in `images/` or in the source;
+    - the same files next to the images, without `annotations/`;
+    - a single JSON file in `annotations/` or in the source: `split_by_name` then splits its images;
+    - `train/_annotations.coco.json` with the images next to it, and the same in `test/`; without that, in `valid/`.
+    """
+    for top in _tops(files):
+        in_folders = sorted(name for name in files.folders(top) if files.has(top / name / _IN_FOLDER))
+        if in_folders:
+            return _per_folder(files, top, in_folders)
+        for folder in ("annotations", "."):
+            names = sorted(name for name in files.names(top / folder) if name.endswith(".json"))
+            if any(form.fullmatch(name) for form in _ACCEPTED.values() for name in names):
+                return [_of_split(top, folder, split, _named(files, top / folder, split)) for split in _ACCEPTED], []
+            if len(names) == 1:
+                file = top / folder / names[0]
+                return [AnnotationFile(file, None, (file.parent, top / "images", top))], []
         if "annotations" in files.folders(top):
-            return top
-    raise BadData(
-        f"{files.path}: not a COCO layout; expected a folder 'annotations' with the JSON files of the set"
-        f"{files.still_packed()}"
+            raise BadData(f"{files.where(top / 'annotations')}: no train annotations; expected {_EXPECTED['train']}")
+    raise _no_layout(files)
+
+
+def _tops(files: Source) -> list[PurePosixPath]:
+    return [PurePosixPath(), *(PurePosixPath(name) for name in sorted(files.folders()))]
+
+
+def _no_layout(files: Source) -> BadData:
+    return BadData(
+        f"{files.path}: not a COCO layout; expected a folder 'annotations' with the JSON files of the set, one JSON "
+        f"file, or train/{_IN_FOLDER} and test/{_IN_FOLDER}{files.still_packed()}"
     )
 
 
-def _annotation_file(files: Source, folder: PurePosixPath, split: str) -> str:
+def _named(files: Source, folder: PurePosixPath, split: str) -> str:
     """Find the one annotation file of a split."""
     found = sorted(name for name in files.names(folder) if _ACCEPTED[split].fullmatch(name))
     if not found:
@@ -133,34 +145,37 @@ def _annotation_file(files: Source, folder: PurePosixPath, split: str) -> str:
     return found[0]
 
 
-def _check_same(where: str, categories: Sequence[str], expected: Sequence[str], whose: str, advice: str) -> None:
+def _of_split(top: PurePosixPath, folder: str, split: str, name: str) -> AnnotationFile:
+    named_like_it = name.removesuffix(".json").removeprefix("instances_")
+    return AnnotationFile(top / folder / name, split, (top / named_like_it, top / "images", top))
+
+
+def _per_folder(files: Source, top: PurePosixPath, folders: Sequence[str]) -> tuple[list[AnnotationFile], list[str]]:
+    """The files of an export with one folder for each split."""
+    test = next((name for name in TEST_FOLDERS if name in folders), None)
+    if "train" not in folders or test is None:
+        missing = "test" if "train" in folders else "train"
+        raise BadData(f"{files.where(top / missing / _IN_FOLDER)}: no such file; expected one for train and for test")
+    found = [
+        AnnotationFile(top / name / _IN_FOLDER, split, (top / name,))
+        for split, name in (("train", "train"), ("test", test))
+    ]
+    return found, [name for name in folders if name not in ("train", test)]
+
+
+def _check_same(item: Annotations, expected: Sequence[str], files: Source, whose: str, advice: str) -> None:
     """Refuse categories that are not the expected ones; name the first few on either side."""
-    if set(categories) != set(expected):
-        missing, extra = sorted(set(expected) - set(categories)), sorted(set(categories) - set(expected))
+    known, found = set(expected), set(item.categories)
+    missing, extra = sorted(known - found), sorted(found - known)
+    if missing or extra:
         sides = [f"{word}: {', '.join(names[:3])}" for word, names in (("missing", missing), ("extra", extra)) if names]
-        raise BadData(f"{where}: categories differ from {whose} ({'; '.join(sides)}); {advice}")
+        raise BadData(f"{files.where(item.file)}: categories differ from {whose} ({'; '.join(sides)}); {advice}")
 
 
-def _write(
-    train: Annotations,
-    test: Annotations,
-    files: Source,
-    out: str | os.PathLike[str],
-    name: str,
-    kind: str,
-    options: WriteOptions,
-) -> Dataset:
-    images = SourceImages(files, options.short_side)
-    listing, skipped = [*train.listing, *test.listing], list[str]()
-    if options.skip_bad:
-        listing, skipped = without_broken(listing, images, options)
-    record = {
-        "kind": kind,
-        "files": {item.file.name: item.sha256 for item in (train, test)},
-        **({"skipped": skipped} if skipped else {}),
-        **images.record,
-    }
-    classes, state = train.categories, images.state
-    return write_dataset(
-        out, name, classes, listing, images, record, difficult_is_member=True, state=state, options=options
-    )
+def _annotated(read: Sequence[Annotations], kind: str) -> Annotated:
+    names = [item.file.name for item in read]
+    if len(set(names)) < len(names):  # in one folder for each split
+        names = [f"{item.file.parent.name}/{item.file.name}" for item in read]
+    record = {"kind": kind, "files": {name: item.sha256 for name, item in zip(names, read, strict=True)}}
+    listing = [row for item in read for row in item.listing]
+    return Annotated(read[0].categories, listing, record, difficult_is_member=True)

@@ -8,25 +8,45 @@ import hashlib
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import Any, NamedTuple
 
 import msgspec
 
-from csc.data.ingest.shards import Listed
+from csc.data.ingest.images import Listed, split_by_name
 from csc.data.ingest.source import Source
 from csc.errors import BadData
 
-__all__ = ["Annotations", "read_annotations"]
+__all__ = ["AnnotationFile", "Annotations", "read_annotations"]
 
 _TABLES = ("images", "annotations", "categories")
 
 
+class AnnotationFile(NamedTuple):
+    """Where one annotation file is.
+
+    Attributes:
+        file: its name in the source.
+        split: `train` or `test`; none if it has both, then the names of its images decide.
+        folders: where its images are looked for, one after the other.
+    """
+
+    file: PurePosixPath
+    split: str | None
+    folders: tuple[PurePosixPath, ...]
+
+
 @dataclass(frozen=True)
 class Annotations:
-    """The content of one annotation file."""
+    """The content of one annotation file.
+
+    Attributes:
+        groups: categories that only group others, as some tools export them: their parents, with no annotation.
+    """
 
     file: PurePosixPath
     sha256: str
     categories: tuple[str, ...]
+    groups: frozenset[str]
     listing: tuple[Listed, ...]
 
 
@@ -45,6 +65,7 @@ class _Annotation(msgspec.Struct, gc=False):
 class _Category(msgspec.Struct, gc=False):
     id: int
     name: str
+    supercategory: Any = None
 
 
 class _File(msgspec.Struct):
@@ -55,30 +76,26 @@ class _File(msgspec.Struct):
     categories: list[_Category]
 
 
-def read_annotations(files: Source, root: PurePosixPath, name: str, split: str) -> Annotations:
-    """Read and check one annotation file; every image it lists must have a file.
-
-    Args:
-        files: the source.
-        root: folder that contains `annotations`.
-        name: of the annotation file.
-        split: `train` or `test`.
-    """
-    file = root / "annotations" / name
-    where, content = files.where(file), files.read(file)
+def read_annotations(files: Source, found: AnnotationFile) -> Annotations:
+    """Read and check one annotation file; every image it lists must have a file."""
+    where, content = files.where(found.file), files.read(found.file)
     sha256 = hashlib.sha256(content).hexdigest()
     tables = _decode(content, where)
     del content  # frees the memory; what is needed of it has been copied
     _check(tables, where)
     ordinary, crowded = _classes(tables, where)
-    image_files = _image_files(files, root, name, tables.images, where)
+    image_files = _image_files(files, found, tables.images, where)
     listing = []
     for image in tables.images:
         labels, crowds = ordinary[image.id], crowded.get(image.id, set())
         classes = tuple(sorted(labels)), tuple(sorted(crowds - labels))
+        split = found.split or split_by_name(image.file_name)
         listing.append(Listed(f"{split}-{image.id:012d}", split, *classes, image_files[image.id]))
-    listing.sort()  # by the text of the id, which differs from the order of numbers above twelve digits
-    return Annotations(file, sha256, tuple(sorted(category.name for category in tables.categories)), tuple(listing))
+    names = [category.name for category in tables.categories]
+    parents = {category.supercategory for category in tables.categories if category.supercategory != category.name}
+    used = set().union(*ordinary.values(), *crowded.values())
+    groups = frozenset(name for name in names if name in parents and name not in used)
+    return Annotations(found.file, sha256, tuple(sorted(names)), groups, tuple(listing))
 
 
 def _decode(content: bytes, where: str) -> _File:
@@ -150,25 +167,26 @@ def _classes(tables: _File, where: str) -> tuple[dict[int, set[str]], dict[int, 
     return ordinary, crowded
 
 
-def _image_files(files: Source, root: PurePosixPath, name: str, images: Sequence[_Image], where: str) -> dict[int, str]:
+def _image_files(files: Source, found: AnnotationFile, images: Sequence[_Image], where: str) -> dict[int, str]:
     """The file of each image, by its number."""
-    folder = name.removesuffix(".json").removeprefix("instances_")
-    candidates = [(parent, files.names(parent)) for parent in (root / folder, root / "images", root)]
-    found = {}
+    candidates = [(folder, files.names(folder)) for folder in found.folders]
+    image_files = {}
     for image in images:
         simple = "/" not in image.file_name
-        for parent, names in candidates:
-            if image.file_name in names if simple else files.has(parent / image.file_name):
-                found[image.id] = f"{parent}/{image.file_name}"
+        for folder, names in candidates:
+            if image.file_name in names if simple else files.has(folder / image.file_name):
+                image_files[image.id] = f"{folder}/{image.file_name}"
                 break
         else:
-            raise BadData(f"{where}: image {image.id}: {_missing(files, root, folder, image.file_name)}")
-    return found
+            raise BadData(f"{where}: image {image.id}: {_missing(files, found, image.file_name)}")
+    return image_files
 
 
-def _missing(files: Source, root: PurePosixPath, folder: str, file_name: str) -> str:
+def _missing(files: Source, found: AnnotationFile, file_name: str) -> str:
     """Say that an image is missing; if there is no folder of images, so are all others."""
+    *inner, outer = found.folders
     advice = "add the file or remove the entry"
-    if not files.folders(root) & {folder, "images"}:
-        advice = f"put {folder}/ there, or give a folder that has the zip files of images and annotations side by side"
-    return f"no file {file_name!r} in {folder}/, images/ or next to annotations/; {advice}{files.still_packed()}"
+    if inner and not files.folders(outer) & {folder.name for folder in inner}:
+        advice = f"put {inner[0].name}/ there, or give a folder with the zip files of images and annotations"
+    folders = " or ".join(f"{folder}/" if folder.name else "the source itself" for folder in found.folders)
+    return f"no file {file_name!r} in {folders}; {advice}{files.still_packed()}"

@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from csc.data.dataset import SPLITS, Dataset
+from csc.data.ingest.classes import in_order
+from csc.data.ingest.images import Encoded, Listed
 from csc.data.ingest.repair import is_undamaged
-from csc.data.ingest.shards import Encoded, Listed
 from csc.data.ingest.writer import DEFAULTS, WriteOptions, write_dataset
 from csc.errors import BadConfig, BadData
 from csc.storage import exists, join
@@ -86,7 +87,7 @@ def ingest_digits(
     }
     if exists(join(out, "dataset.json")):
         present = Dataset.open(os.fspath(out))
-        if present.source != source:
+        if present.source != source or present.classes != in_order(DIGIT_CLASSES, options.class_order):
             raise BadData(f"{out}: already contains another data set; choose another --out or remove it")
         if is_undamaged(present):
             return present
@@ -160,7 +161,7 @@ def _handwriting() -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Read the digits, (1797, 8, 8) from 0 to 16, and their classes; importing scikit-learn itself takes seconds."""
     spec = importlib.util.find_spec("sklearn")
     if spec is None or not spec.submodule_search_locations:
-        raise BadData("the digits come with scikit-learn, which is not installed; run: pip install 'csc[data]'")
+        raise BadData("the digits come with scikit-learn, which is not installed; run: pip install 'csc-mlcil[data]'")
     path = Path(spec.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"
     try:
         table = np.loadtxt(path, delimiter=",", dtype=np.uint8)

@@ -6,6 +6,7 @@ __all__ = ["counts", "differences", "published_counts"]
 
 _COUNTS = {
     "voc2007": {"train": {"images": 5_011}, "test": {"images": 4_952}},
+    "voc2012": {"train": {"images": 5_717}, "test": {"images": 5_823}},
     "coco2014": {
         "train": {"images": 82_783, "labelled": 82_081},
         "test": {"images": 40_504, "labelled": 40_137},
@@ -21,15 +22,12 @@ def published_counts(kind: str) -> dict[str, dict[str, int]]:
 def counts(dataset: Dataset) -> list[str]:
     """Return one readable line per split: how many images, and the published number."""
     published = published_counts(str(dataset.source.get("kind")))
-    lines = []
-    for split, found in dataset.splits.items():
-        parts = [
-            f"{found[key]:>{width},} {words}" + (f" (published: {known:,})" if known is not None else "")
-            for key, words, width in (("images", "images", 8), ("labelled", "with a label", 0))
-            for known in [published.get(split, {}).get(key)]
-        ]
-        lines.append(f"{split:<6}" + ", ".join(parts))
-    return lines
+    known = {(split, key): f" (published: {number:,})" for split, of in published.items() for key, number in of.items()}
+    return [
+        f"{split:<6}{found['images']:>8,} images{known.get((split, 'images'), '')}, "
+        f"{found['labelled']:,} with a label{known.get((split, 'labelled'), '')}"
+        for split, found in dataset.splits.items()
+    ]
 
 
 def differences(dataset: Dataset) -> list[str]:

@@ -5,83 +5,22 @@ images is in memory at a time.
 """
 
 import hashlib
-import io
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
-import numpy as np
 import pyarrow as pa
-from PIL import Image, UnidentifiedImageError
 
-from csc.data.ingest.source import DamagedFile, Source
-from csc.data.shards import FORMATS
-from csc.errors import BadData, CscError, Unavailable
-from csc.storage import absolute, sha256_file
+from csc.data.ingest.images import Encoded, Images, Listed
+from csc.storage import sha256_file
 
-__all__ = [
-    "BrokenImage",
-    "Encoded",
-    "Images",
-    "Listed",
-    "Part",
-    "Shard",
-    "SourceImages",
-    "checked_jpeg",
-    "has_sha256",
-    "read_ahead",
-    "resumable_error",
-    "scaled_down",
-    "split_listing",
-    "write_shard",
-]
+__all__ = ["Part", "Shard", "has_sha256", "split_listing", "write_shard"]
 
-# Formats that are decoded: Pillow knows others that start programs, such as Ghostscript for EPS.
-JPEG_QUALITY = 90  # of images that are scaled down
 BATCH_ROWS = 256
 BATCH_BYTES = 64 << 20  # a batch of large images has fewer rows
-READERS = 16  # requests to an object store at a time, for each worker
 
 _SCHEMA = pa.schema([("image_id", pa.string()), ("jpeg", pa.binary()), ("width", pa.int32()), ("height", pa.int32())])
-_REMEDY = "replace the file, or leave out images that cannot be used with --skip-bad"
-_Item = TypeVar("_Item")
-_Read = TypeVar("_Read")
-
-
-class BrokenImage(BadData):
-    """An image file that can be read but not decoded."""
-
-
-class Listed(NamedTuple):
-    """One image as a reader lists it, without its bytes.
-
-    Attributes:
-        image_id: unique within the data set.
-        split: `train` or `test`.
-        labels: classes with at least one ordinary object.
-        difficult: classes present only as objects that the benchmark treats specially (VOC difficult, COCO crowd).
-        file: name in the source, or another text by which `Images` finds the image.
-    """
-
-    image_id: str
-    split: str
-    labels: tuple[str, ...]
-    difficult: tuple[str, ...]
-    file: str
-
-
-class Encoded(NamedTuple):
-    """One image as it goes into a shard."""
-
-    jpeg: bytes
-    width: int
-    height: int
-
-
-Images = Callable[[Sequence[Listed]], Iterable[Encoded]]  # reads the images of some rows, one by one
 
 
 class Part(NamedTuple):
@@ -98,14 +37,6 @@ class Part(NamedTuple):
     key: str = ""
 
 
-def split_listing(
-    listing: Sequence[Listed], shard_rows: int, key: Callable[[Sequence[Listed]], str] = lambda rows: ""
-) -> list[Part]:
-    """Split a listing into the parts that become shards."""
-    parts = (listing[start : start + shard_rows] for start in range(0, len(listing), shard_rows))
-    return [Part(number, rows, key(rows)) for number, rows in enumerate(parts)]
-
-
 @dataclass(frozen=True)
 class Shard:
     """A finished shard: size and SHA-256 of its file, and the SHA-256 of each of its images."""
@@ -116,124 +47,12 @@ class Shard:
     contents: list[str]
 
 
-def resumable_error(reason: object) -> CscError:
-    """The error for work stopped by a store, a disk or a lost process: the same command resumes it."""
-    kind = type(reason) if isinstance(reason, Unavailable) else CscError
-    return kind(f"{reason}; what is finished is kept, the same command goes on from there")
-
-
-class SourceImages:
-    """The images of a source as JPEG, each decoded once as a check.
-
-    Args:
-        files: the source; a worker process opens it again.
-        short_side: images with a longer short side are scaled down to it.
-    """
-
-    def __init__(self, files: Source, short_side: int | None = None) -> None:
-        self.files, self.short_side = files, short_side
-
-    @property
-    def record(self) -> dict[str, Any]:
-        """What the record of the source says of scaled images."""
-        return {} if self.short_side is None else {"short_side": self.short_side, "jpeg_quality": JPEG_QUALITY}
-
-    def __call__(self, rows: Sequence[Listed]) -> Iterator[Encoded]:
-        """Read the images of some rows."""
-        return _ahead(self._image, rows, self.files)
-
-    def broken(self, rows: Sequence[Listed]) -> dict[str, str]:
-        """The ids of images that cannot be used, each with the reason."""
-        reasons = _ahead(self._why_broken, rows, self.files)
-        return {row.image_id: reason for row, reason in zip(rows, reasons, strict=True) if reason}
-
-    def state(self, rows: Sequence[Listed]) -> str:
-        """A hash that changes with the images of some rows, without reading them."""
-        versions = [self.files.version(row.file) for row in rows]
-        return hashlib.sha256(json.dumps([absolute(self.files.path), self.record, versions]).encode()).hexdigest()
-
-    def _image(self, row: Listed) -> Encoded:
-        try:
-            content = self.files.read(row.file)
-        except DamagedFile as error:
-            raise BrokenImage(str(error)) from None
-        except BadData as error:
-            if self.files.is_remote:
-                raise resumable_error(error) from None
-            raise
-        image = Encoded(*checked_jpeg(content, self.files.where(row.file)))
-        if self.short_side is not None and min(image.width, image.height) > self.short_side:
-            return scaled_down(content, self.short_side)
-        return image
-
-    def _why_broken(self, row: Listed) -> str:
-        try:
-            self._image(row)
-        except BrokenImage as error:
-            return str(error).rpartition("; ")[0]  # without the remedy
-        return ""
-
-
-def read_ahead(files: Source, names: Sequence[str]) -> Iterator[bytes]:
-    """The contents of some files, in order."""
-    return _ahead(files.read, names, files)
-
-
-def _ahead(read: Callable[[_Item], _Read], items: Sequence[_Item], files: Source) -> Iterator[_Read]:
-    """Call `read` for each item in order; with an object store, several at a time."""
-    if not files.is_remote:
-        yield from map(read, items)
-        return
-    with ThreadPoolExecutor(READERS) as readers:
-        for first in range(0, len(items), READERS):
-            yield from readers.map(read, items[first : first + READERS])
-
-
-def checked_jpeg(content: bytes, where: str) -> tuple[bytes, int, int]:
-    """Return (jpeg, width, height) after decoding the image once; other formats are encoded as JPEG.
-
-    Args:
-        content: bytes of an image file.
-        where: how an error names the image.
-    """
-    try:
-        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
-            width, height = image.size
-            if image.format == "JPEG":
-                image.draft("RGB", (1, 1))  # reads every byte and skips most of the arithmetic
-                image.load()
-                return content, width, height
-            encoded = io.BytesIO()
-            _rgb(image).save(encoded, "JPEG", quality=95)
-            return encoded.getvalue(), width, height
-    except UnidentifiedImageError:
-        raise BrokenImage(f"{where}: broken image (not {', '.join(FORMATS)}); {_REMEDY}") from None
-    except MemoryError:
-        raise
-    except Exception as error:  # decoders raise errors of any class
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise BrokenImage(f"{where}: broken image ({reason}); {_REMEDY}") from None
-
-
-def _rgb(image: Image.Image) -> Image.Image:
-    """Convert to 8-bit RGB; of 16-bit grey, which Pillow would turn white, the upper 8 bits are kept."""
-    if image.mode.startswith("I;16"):
-        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    if image.mode in ("I", "F"):
-        raise ValueError("32 bits to a pixel, and nothing tells which value is white: save it with 8 or 16")
-    return image.convert("RGB")
-
-
-def scaled_down(content: bytes, short_side: int) -> Encoded:
-    """Scale an image down until its short side has the given length."""
-    with Image.open(io.BytesIO(content), formats=FORMATS) as image:
-        scale = short_side / min(image.size)
-        width, height = (max(short_side, round(side * scale)) for side in image.size)
-        image.draft("RGB", (2 * width, 2 * height))  # decodes a JPEG no larger than the filter below needs
-        small = _rgb(image).resize((width, height), Image.Resampling.LANCZOS)
-    encoded = io.BytesIO()
-    small.save(encoded, "JPEG", quality=JPEG_QUALITY)
-    return Encoded(encoded.getvalue(), width, height)
+def split_listing(
+    listing: Sequence[Listed], shard_rows: int, key: Callable[[Sequence[Listed]], str] = lambda rows: ""
+) -> list[Part]:
+    """Split a listing into the parts that become shards."""
+    parts = (listing[start : start + shard_rows] for start in range(0, len(listing), shard_rows))
+    return [Part(number, rows, key(rows)) for number, rows in enumerate(parts)]
 
 
 def write_shard(path: Path, rows: Sequence[Listed], images: Images) -> Shard:
@@ -251,14 +70,6 @@ def write_shard(path: Path, rows: Sequence[Listed], images: Images) -> Shard:
     return Shard(len(rows), path.stat().st_size, sha256_file(path), contents)
 
 
-def has_sha256(path: Path, sha256: str) -> bool:
-    """Whether there is a readable file with this content."""
-    try:
-        return sha256_file(path) == sha256
-    except OSError:
-        return False
-
-
 def _batches(pairs: Iterable[tuple[Listed, Encoded]]) -> Iterator[list[tuple[Listed, Encoded]]]:
     batch: list[tuple[Listed, Encoded]] = []
     size = 0
@@ -270,3 +81,11 @@ def _batches(pairs: Iterable[tuple[Listed, Encoded]]) -> Iterator[list[tuple[Lis
             batch, size = [], 0
     if batch:
         yield batch
+
+
+def has_sha256(path: Path, sha256: str) -> bool:
+    """Whether there is a readable file with this content."""
+    try:
+        return sha256_file(path) == sha256
+    except OSError:
+        return False

@@ -5,10 +5,10 @@ import hashlib
 import os
 import zipfile
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from csc.data.cache import NodeCache
 from csc.errors import BadData
@@ -38,13 +38,15 @@ class Source:
     def __init__(self, uri: str | os.PathLike[str]) -> None:
         self.path: Path | str = os.fspath(uri) if is_remote(uri) else local_path(uri)
         self._listings: dict[PurePosixPath, _Listing] = {}
-        self._files = _opened(self.path)
+        self._zips: list[zipfile.ZipFile] = []
+        self._files = self._opened()
 
     def __enter__(self) -> "Source":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._files.close()
+        for archive in self._zips:
+            archive.close()
 
     def __reduce__(self) -> tuple[type["Source"], tuple[str]]:
         return Source, (str(self.path),)
@@ -52,7 +54,7 @@ class Source:
     @property
     def is_remote(self) -> bool:
         """Whether each read is a request to an object store."""
-        return isinstance(self._files, _Prefix)
+        return is_remote(self.path) and not self._zips
 
     def names(self, folder: str | PurePosixPath = "") -> frozenset[str]:
         """The names of the files directly in a folder; empty when there is no such folder."""
@@ -81,7 +83,7 @@ class Source:
         except _ZIP_ERRORS as error:
             raise DamagedFile(f"{self.where(path)}: not readable ({error}); copy or download it again") from None
 
-    def version(self, name: str | PurePosixPath) -> tuple[int, int | str]:
+    def version(self, name: str | PurePosixPath) -> "Version":
         """Size, and modification time, checksum or ETag of a file: differs when the content has changed."""
         return self._files.version(PurePosixPath(name))
 
@@ -95,6 +97,48 @@ class Source:
         text = f"{self.path}/{PurePosixPath(name)}"
         return text if text.isprintable() else ascii(text)
 
+    def _opened(self) -> "_Folder | _Members":
+        """Open a folder, a zip file or, given as text, an address in a bucket."""
+        if isinstance(self.path, Path) and self.path.is_dir():
+            return self._opened_folder(self.path)
+        if isinstance(self.path, Path) and not self.path.exists():
+            raise self._missing()
+        name = str(self.path).lower()
+        if name.endswith(_TARS):
+            raise BadData(f"{self.path}: tar files are not read; unpack all of the set into one folder and give that")
+        if name.endswith((".json", ".csv")):
+            raise BadData(f"{self.path}: one file of a set; give the folder that has it and the images")
+        if isinstance(self.path, Path):
+            self._zips = [_opened_zip(self.path, self.path)]
+        elif name.endswith(".zip"):
+            self._zips = [_opened_copy(self.path)]
+        else:
+            return self._opened_prefix(self.path)
+        return _members_of(self._zips)
+
+    def _opened_folder(self, path: Path) -> "_Folder | _Members":
+        folder = _Folder(path)
+        try:
+            files, folders = folder.list(PurePosixPath())
+        except OSError as error:
+            raise BadData(f"{path}: not readable ({error}); expected a folder you may read") from None
+        zips = [path / name for name in sorted(files) if name.lower().endswith(".zip")]
+        if not zips or _visible(folders):
+            return folder
+        self._zips = [_opened_zip(file, file) for file in zips]
+        return _members_of(self._zips)
+
+    def _opened_prefix(self, uri: str) -> "_Members":
+        if next(list_below(uri), None) is None:
+            raise self._missing()
+        return _Members(
+            lambda path: read_bytes(join(uri, str(path))),
+            lambda: {PurePosixPath(name): (size, tag) for name, size, tag in versions_below(uri)},
+        )
+
+    def _missing(self) -> BadData:
+        return BadData(f"{self.path}: no such folder or zip file; give the one that has the images and annotations")
+
     def _list(self, folder: PurePosixPath) -> "_Listing":
         if folder not in self._listings:
             try:
@@ -104,6 +148,9 @@ class Source:
         return self._listings[folder]
 
 
+Version = tuple[int, int | str]
+
+
 class _Listing(NamedTuple):
     """The names directly in one folder."""
 
@@ -111,20 +158,8 @@ class _Listing(NamedTuple):
     folders: frozenset[str] = frozenset()
 
 
-class _Files(Protocol):
-    """Files by relative path; a missing file is a FileNotFoundError, a missing folder is empty."""
-
-    def read(self, path: PurePosixPath) -> bytes: ...
-
-    def version(self, path: PurePosixPath) -> tuple[int, int | str]: ...
-
-    def list(self, folder: PurePosixPath) -> _Listing: ...
-
-    def close(self) -> None: ...
-
-
 class _Folder:
-    """The files below a local folder."""
+    """The files below a local folder; a missing file is a FileNotFoundError, a missing folder is empty."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -132,7 +167,7 @@ class _Folder:
     def read(self, path: PurePosixPath) -> bytes:
         return (self._root / path).read_bytes()
 
-    def version(self, path: PurePosixPath) -> tuple[int, int]:
+    def version(self, path: PurePosixPath) -> Version:
         try:
             stat = (self._root / path).stat()
         except OSError:
@@ -147,89 +182,56 @@ class _Folder:
                 (folders if entry.is_dir() else files).add(entry.name)
         return _Listing(frozenset(files), frozenset(folders))
 
-    def close(self) -> None: ...
 
+class _Members:
+    """The members of zip files, or the objects below a prefix; these are listed when a listing is first asked for."""
 
-class _Zips:
-    """The members of one or several local zip files; of a name that several have, the first counts."""
+    def __init__(
+        self, read: Callable[[PurePosixPath], bytes], versions: Callable[[], dict[PurePosixPath, Version]]
+    ) -> None:
+        self.read = read
+        self._find_versions = versions
 
-    def __init__(self, archives: Sequence[zipfile.ZipFile]) -> None:
-        self._archives = archives
-        self._members: dict[PurePosixPath, tuple[zipfile.ZipFile, zipfile.ZipInfo]] = {}
-        for archive in archives:
-            for member in archive.infolist():
-                if not member.is_dir():
-                    self._members.setdefault(PurePosixPath(member.filename), (archive, member))
-        self._listings = _listings(self._members)
-
-    def read(self, path: PurePosixPath) -> bytes:
-        if path not in self._members:
-            raise FileNotFoundError
-        archive, member = self._members[path]
-        return archive.read(member)
-
-    def version(self, path: PurePosixPath) -> tuple[int, int]:
-        _, member = self._members[path]
-        return member.file_size, member.CRC
-
-    def list(self, folder: PurePosixPath) -> _Listing:
-        return self._listings.get(folder, _Listing())
-
-    def close(self) -> None:
-        for archive in self._archives:
-            archive.close()
-
-
-class _Prefix:
-    """The objects below a prefix of a bucket."""
-
-    def __init__(self, uri: str) -> None:
-        self._uri = uri
-        if next(list_below(uri), None) is None:
-            raise _missing(uri)
-
-    def read(self, path: PurePosixPath) -> bytes:
-        return read_bytes(join(self._uri, str(path)))
-
-    def version(self, path: PurePosixPath) -> tuple[int, str]:
+    def version(self, path: PurePosixPath) -> Version:
         return self._versions.get(path, (0, ""))
 
     def list(self, folder: PurePosixPath) -> _Listing:
         return self._listings.get(folder, _Listing())
 
     @cached_property
-    def _versions(self) -> dict[PurePosixPath, tuple[int, str]]:
-        return {PurePosixPath(name): (size, tag) for name, size, tag in versions_below(self._uri)}
+    def _versions(self) -> dict[PurePosixPath, Version]:
+        return self._find_versions()
 
     @cached_property
     def _listings(self) -> dict[PurePosixPath, _Listing]:
-        return _listings(self._versions)
-
-    def close(self) -> None: ...
-
-
-def _opened(path: Path | str) -> _Files:
-    """Open a folder, a zip file or, given as text, an address in a bucket."""
-    name = str(path).lower()
-    if isinstance(path, Path) and path.is_dir():
-        return _opened_folder(path)
-    if isinstance(path, Path) and not path.exists():
-        raise _missing(path)
-    if name.endswith(_TARS):
-        raise BadData(f"{path}: tar files are not read; unpack all of the set into one folder and give that")
-    if isinstance(path, Path):
-        return _Zips([_opened_zip(path, path)])
-    return _Zips([_opened_copy(path)]) if name.endswith(".zip") else _Prefix(path)
+        files: dict[PurePosixPath, set[str]] = {}
+        folders: dict[PurePosixPath, set[str]] = {}
+        for path in self._versions:
+            files.setdefault(path.parent, set()).add(path.name)
+        for folder in files:
+            for child in (folder, *folder.parents):
+                folders.setdefault(child.parent, set()).add(child.name)
+        return {
+            folder: _Listing(frozenset(files.get(folder, ())), frozenset(folders.get(folder, set()) - {""}))
+            for folder in {*files, *folders}
+        }
 
 
-def _opened_folder(path: Path) -> _Files:
-    folder = _Folder(path)
-    try:
-        files, folders = folder.list(PurePosixPath())
-    except OSError as error:
-        raise BadData(f"{path}: not readable ({error}); expected a folder you may read") from None
-    zips = [path / name for name in sorted(files) if name.lower().endswith(".zip")]
-    return _Zips([_opened_zip(file, file) for file in zips]) if zips and not _visible(folders) else folder
+def _members_of(archives: Sequence[zipfile.ZipFile]) -> _Members:
+    """The members of some zip files; of a name that several have, the first counts."""
+    members: dict[PurePosixPath, tuple[zipfile.ZipFile, zipfile.ZipInfo]] = {}
+    for archive in archives:
+        for member in archive.infolist():
+            if not member.is_dir():
+                members.setdefault(PurePosixPath(member.filename), (archive, member))
+
+    def read(path: PurePosixPath) -> bytes:
+        if path not in members:
+            raise FileNotFoundError
+        archive, member = members[path]
+        return archive.read(member)
+
+    return _Members(read, lambda: {path: (member.file_size, member.CRC) for path, (_, member) in members.items()})
 
 
 def _opened_zip(file: Path, named: Path | str) -> zipfile.ZipFile:
@@ -252,28 +254,9 @@ def _opened_copy(uri: str) -> zipfile.ZipFile:
         return _opened_zip(file, uri)
 
 
-def _missing(path: Path | str) -> BadData:
-    return BadData(f"{path}: no such folder or zip file; give the one that has the images and annotations")
-
-
 def _visible(folders: Iterable[str]) -> frozenset[str]:
     return frozenset(name for name in folders if not name.startswith((".", "__MACOSX")))
 
 
 def _points_outside(path: PurePosixPath) -> bool:
     return path.is_absolute() or ".." in path.parts
-
-
-def _listings(members: Iterable[PurePosixPath]) -> dict[PurePosixPath, _Listing]:
-    """Group files by folder."""
-    files: dict[PurePosixPath, set[str]] = {}
-    folders: dict[PurePosixPath, set[str]] = {}
-    for path in members:
-        files.setdefault(path.parent, set()).add(path.name)
-    for folder in files:
-        for child in (folder, *folder.parents):
-            folders.setdefault(child.parent, set()).add(child.name)
-    return {
-        folder: _Listing(frozenset(files.get(folder, ())), frozenset(folders.get(folder, set()) - {""}))
-        for folder in {*files, *folders}
-    }

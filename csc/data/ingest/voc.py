@@ -1,8 +1,11 @@
-"""PASCAL VOC 2007 in its official layout, as a data set: train = trainval, test = test.
+"""PASCAL VOC, and any other set in its layout, as a data set.
 
     VOCdevkit/VOC2007/ImageSets/Main/trainval.txt, test.txt   one image id per line
     VOCdevkit/VOC2007/Annotations/<id>.xml                    the objects of an image
     VOCdevkit/VOC2007/JPEGImages/<id>.jpg
+
+VOC 2007: train = trainval, test = test. Of other years the annotations of the test images are often not published: then
+train = train.txt, test = val.txt.
 
 A class is a label of an image when at least one object of it is not flagged `difficult`. A class with difficult objects
 only is neither a label nor a reason for the image to belong to the task of that class.
@@ -10,83 +13,115 @@ only is neither a label nor a reason for the image to belong to the task of that
 
 import hashlib
 import os
+import re
 import xml.etree.ElementTree as ET
+from collections.abc import Sequence
 from pathlib import PurePosixPath
 
 from csc.data.dataset import Dataset
-from csc.data.ingest.shards import Listed, SourceImages, read_ahead
-from csc.data.ingest.skip import without_broken
+from csc.data.ingest.images import Listed, read_ahead
 from csc.data.ingest.source import Source
-from csc.data.ingest.writer import DEFAULTS, WriteOptions, write_dataset
+from csc.data.ingest.writer import DEFAULTS, Annotated, WriteOptions, write_source
 from csc.errors import BadData
 
-__all__ = ["VOC_CLASSES", "ingest_voc2007"]
+__all__ = ["VOC_CLASSES", "ingest_voc", "ingest_voc2007"]
 
 VOC_CLASSES = (
     "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow",
     "diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor",
 )  # fmt: skip
 
-_LISTS = {"train": "trainval.txt", "test": "test.txt"}
+_TRAINVAL = {"train": "trainval.txt", "test": "test.txt"}
+_TRAIN = {"train": "train.txt", "test": "val.txt"}
 _LAYOUT = {"Annotations", "ImageSets", "JPEGImages"}
 
 
 def ingest_voc2007(
     source: str | os.PathLike[str], out: str | os.PathLike[str], options: WriteOptions = DEFAULTS
 ) -> Dataset:
-    """Write PASCAL VOC 2007 as the data set `voc`.
+    """Write PASCAL VOC 2007 as the data set `voc`."""
+    return ingest_voc(source, out, "voc", "2007", options)
+
+
+def ingest_voc(
+    source: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    name: str,
+    year: str | None = None,
+    options: WriteOptions = DEFAULTS,
+) -> Dataset:
+    """Write a set in the layout of VOC as a data set.
 
     All lists and annotations are checked before anything is written; images are then read one by one.
-    The width and height of an image are those of the JPEG; the XML's are not read.
+    The width and height of an image are those of the JPEG; the XML's are not read. `skip_bad` also leaves out images
+    with unusable annotations.
 
     Args:
         source: folder, zip or `s3://` address that is, or contains, `VOCdevkit` or `VOC2007`.
         out: folder or `s3://` prefix of the data set.
-        options: how it is written; `skip_bad` also leaves out images with unusable annotations.
+        name: of the data set, as scenarios use it.
+        year: of the folder; its classes must be the 20 of VOC. Without it any year is taken, with the classes it has.
+        options: how it is written.
     """
     with Source(source) as files:
-        root = _root(files)
-        lists = {split: root / "ImageSets" / "Main" / name for split, name in _LISTS.items()}
+        root = _root(files, year)
+        used = _lists(files, root, year)
+        lists = {split: root / "ImageSets" / "Main" / name for split, name in used.items()}
         ids = {split: _read_ids(files, name) for split, name in lists.items()}
         twice = sorted(set(ids["train"]) & set(ids["test"]))
         if twice:
             raise BadData(
-                f"{files.where(lists['test'])}: image '{twice[0]}' is in trainval.txt too; "
+                f"{files.where(lists['test'])}: image '{twice[0]}' is in {used['train']} too; "
                 "an image belongs to one of the two"
             )
-        listing, digest, skipped = _read_annotations(files, root, ids, options.skip_bad)
-        images = SourceImages(files, options.short_side)
-        if options.skip_bad:
-            listing, broken = without_broken(listing, images, options)
-            skipped = sorted({*skipped, *broken})
+        reader = _Reader(files, root, VOC_CLASSES if year else None, skip_bad=options.skip_bad)
+        listing = reader.listing(ids, used)
         record = {
-            "kind": "voc2007",
+            "kind": f"voc{year}" if year else root.name.lower() or "voc",
             "files": {name.name: hashlib.sha256(files.read(name)).hexdigest() for name in lists.values()},
-            "annotations_sha256": digest,
-            **({"skipped": skipped} if skipped else {}),
-            **images.record,
+            "annotations_sha256": reader.digest.hexdigest(),
         }
-        return write_dataset(out, "voc", VOC_CLASSES, listing, images, record, state=images.state, options=options)
+        classes = VOC_CLASSES if year else sorted({label for row in listing for label in row.labels})
+        return write_source(out, name, files, Annotated(classes, listing, record, skipped=reader.skipped), options)
 
 
-def _root(files: Source) -> PurePosixPath:
-    """Find the folder VOC2007: at the source itself, in VOCdevkit, or one folder deeper."""
-    tops = [PurePosixPath(), *(PurePosixPath(name) for name in sorted(files.folders()))]
-    for top in tops:
-        for candidate in (top, top / "VOC2007", top / "VOCdevkit" / "VOC2007"):
-            if files.folders(candidate) >= _LAYOUT:
-                return candidate
+def _root(files: Source, year: str | None) -> PurePosixPath:
+    """Find the folder VOC<year>: at the source itself, in VOCdevkit, or one folder deeper."""
+    form = re.compile(f"VOC{year or '[0-9]{4}'}")
+    for top in (PurePosixPath(), *(PurePosixPath(name) for name in sorted(files.folders()))):
+        inner = [folder / name for folder in (top, top / "VOCdevkit") for name in sorted(files.folders(folder))]
+        named = [folder for folder in inner if form.fullmatch(folder.name)]
+        found = [folder for folder in (top, *named) if files.folders(folder) >= _LAYOUT]
+        if len(found) > 1:
+            names = ", ".join(folder.name for folder in found)
+            raise BadData(f"{files.path}: several years ({names}); give the folder of one as --source")
+        if found:
+            return found[0]
+    wanted = f"VOC {year}" if year else "VOC"
     raise BadData(
-        f"{files.path}: not a VOC 2007 layout; expected VOCdevkit/VOC2007 with the folders "
+        f"{files.path}: not a {wanted} layout; expected VOCdevkit/VOC{year or '2007'} with the folders "
         f"JPEGImages, Annotations and ImageSets/Main{files.still_packed()}"
     )
+
+
+def _lists(files: Source, root: PurePosixPath, year: str | None) -> dict[str, str]:
+    """The lists of the two splits: trainval and test if the test images have annotations, else train and val."""
+    test = root / "ImageSets" / "Main" / _TRAINVAL["test"]
+    if year == "2007":
+        return _TRAINVAL
+    if not files.has(test):
+        return _TRAIN
+    first = _read_ids(files, test)[0]
+    return _TRAINVAL if files.has(root / "Annotations" / f"{first}.xml") else _TRAIN
 
 
 def _read_ids(files: Source, name: PurePosixPath) -> list[str]:
     """Read the image ids of one split, in rising order."""
     where = files.where(name)
     if not files.has(name):
-        raise BadData(f"{where}: no such file; expected one image id per line (trainval and test go into one VOC2007)")
+        raise BadData(
+            f"{where}: no such file; expected one image id per line (the lists of both splits go into one folder)"
+        )
     try:
         lines = files.read(name).decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
@@ -108,57 +143,60 @@ def _read_ids(files: Source, name: PurePosixPath) -> list[str]:
     return sorted(rows)
 
 
-def _read_annotations(
-    files: Source, root: PurePosixPath, ids: dict[str, list[str]], skip_bad: bool
-) -> tuple[list[Listed], str, list[str]]:
-    """List the images with their classes; return it, the SHA-256 over all annotations, and the ids left out."""
-    splits = [(image_id, split) for split, image_ids in ids.items() for image_id in image_ids]
-    names = [_names(files, root, image_id, _LISTS[split]) for image_id, split in splits]
-    contents = read_ahead(files, [annotation for annotation, _ in names])
-    digest = hashlib.sha256()
-    listing, skipped = [], []
-    for (image_id, split), (annotation, image), content in zip(splits, names, contents, strict=True):
-        digest.update(hashlib.sha256(content).digest())
+class _Reader:
+    """Reads annotations; notes the SHA-256 over all of them, and the ids that were left out."""
+
+    def __init__(self, files: Source, root: PurePosixPath, classes: Sequence[str] | None, *, skip_bad: bool) -> None:
+        self.files, self.root, self.known, self.skip_bad = files, root, classes, skip_bad
+        self.digest = hashlib.sha256()
+        self.skipped: list[str] = []
+
+    def listing(self, ids: dict[str, list[str]], lists: dict[str, str]) -> list[Listed]:
+        """List the images with their classes."""
+        splits = [(image_id, split) for split, image_ids in ids.items() for image_id in image_ids]
+        names = [self._names(image_id, lists[split]) for image_id, split in splits]
+        contents = read_ahead(self.files.read, [annotation for annotation, _ in names], self.files)
+        listing = []
+        for (image_id, split), (annotation, image), content in zip(splits, names, contents, strict=True):
+            self.digest.update(hashlib.sha256(content).digest())
+            try:
+                listing.append(Listed(image_id, split, *self._classes(content, self.files.where(annotation)), image))
+            except BadData:
+                if not self.skip_bad:
+                    raise
+                self.skipped.append(image_id)
+        return listing
+
+    def _names(self, image_id: str, listed_in: str) -> tuple[str, str]:
+        """The names of the annotation and of the image of a listed id; both must be there."""
+        names = self.root / "Annotations" / f"{image_id}.xml", self.root / "JPEGImages" / f"{image_id}.jpg"
+        for name in names:
+            if not self.files.has(name):
+                raise BadData(
+                    f"{self.files.where(name)}: no such file, but {listed_in} lists image '{image_id}'; "
+                    "add the file or remove the id"
+                )
+        return str(names[0]), str(names[1])
+
+    def _classes(self, content: bytes, where: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the classes of the ordinary and of the difficult objects of one annotation."""
         try:
-            listing.append(Listed(image_id, split, *_classes(content, files.where(annotation)), image))
-        except BadData:
-            if not skip_bad:
-                raise
-            skipped.append(image_id)
-    return listing, digest.hexdigest(), skipped
-
-
-def _names(files: Source, root: PurePosixPath, image_id: str, listed_in: str) -> tuple[str, str]:
-    """The names of the annotation and of the image of a listed id; both must be there."""
-    names = root / "Annotations" / f"{image_id}.xml", root / "JPEGImages" / f"{image_id}.jpg"
-    for name in names:
-        if not files.has(name):
-            raise BadData(
-                f"{files.where(name)}: no such file, but {listed_in} lists image '{image_id}'; "
-                "add the file or remove the id"
-            )
-    return str(names[0]), str(names[1])
-
-
-def _classes(content: bytes, where: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the classes of the ordinary and of the difficult objects of one annotation."""
-    try:
-        annotation = ET.fromstring(content)
-    except (ET.ParseError, ValueError, LookupError) as error:
-        raise BadData(f"{where}: not readable as XML ({error}); expected a VOC annotation") from None
-    if annotation.tag != "annotation":
-        raise BadData(f"{where}: the outer element is {annotation.tag!r}; expected <annotation>")
-    found: dict[str, set[str]] = {"0": set(), "1": set()}
-    for number, thing in enumerate(annotation.iterfind("object"), start=1):
-        name = (thing.findtext("name") or "").strip()
-        if not name:
-            raise BadData(f"{where}: object {number} has no name; expected one of the 20 VOC classes in <name>")
-        if name not in VOC_CLASSES:
-            raise BadData(
-                f"{where}: object {number} has the unknown class {name!r}; known are {', '.join(VOC_CLASSES)}"
-            )
-        difficult = (thing.findtext("difficult") or "0").strip()
-        if difficult not in found:
-            raise BadData(f"{where}: object {number} has difficult = {difficult!r}; expected 0 or 1")
-        found[difficult].add(name)
-    return tuple(sorted(found["0"])), tuple(sorted(found["1"]))
+            annotation = ET.fromstring(content)
+        except (ET.ParseError, ValueError, LookupError) as error:
+            raise BadData(f"{where}: not readable as XML ({error}); expected a VOC annotation") from None
+        if annotation.tag != "annotation":
+            raise BadData(f"{where}: the outer element is {annotation.tag!r}; expected <annotation>")
+        found: dict[str, set[str]] = {"0": set(), "1": set()}
+        for number, thing in enumerate(annotation.iterfind("object"), start=1):
+            name = (thing.findtext("name") or "").strip()
+            if not name:
+                raise BadData(f"{where}: object {number} has no name; expected a class in <name>")
+            if self.known is not None and name not in self.known:
+                raise BadData(
+                    f"{where}: object {number} has the unknown class {name!r}; known are {', '.join(self.known)}"
+                )
+            difficult = (thing.findtext("difficult") or "0").strip()
+            if difficult not in found:
+                raise BadData(f"{where}: object {number} has difficult = {difficult!r}; expected 0 or 1")
+            found[difficult].add(name)
+        return tuple(sorted(found["0"])), tuple(sorted(found["1"]))

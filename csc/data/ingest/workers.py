@@ -8,14 +8,14 @@ import signal
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
-from csc.data.ingest.shards import Part, resumable_error
+from csc.data.ingest.shards import Part
+from csc.errors import resumable_error
 
 __all__ = ["for_each_part"]
 
@@ -40,8 +40,7 @@ def for_each_part(
     """
     count = min(workers, len(parts))
     if count <= 1:
-        for part in parts:
-            yield work(given, part)
+        yield from (work(given, part) for part in parts)
         return
     context = multiprocessing.get_context("spawn")
     held, lifeline = context.Pipe(duplex=False)
@@ -51,7 +50,9 @@ def for_each_part(
         ProcessPoolExecutor(count, context, initializer=_start_worker, initargs=(given, held)) as pool,
     ):
         try:
-            yield from _in_order(functools.partial(_submit, pool, work), parts, count)
+            with _interrupts_blocked():  # in the workers, which this starts, for ever: only this process handles Ctrl-C
+                results = pool.map(functools.partial(_work, work), parts)
+            yield from results
         except BrokenProcessPool:
             raise resumable_error("a worker process was lost (memory may be short: try fewer --workers)") from None
         except (KeyboardInterrupt, GeneratorExit):
@@ -59,24 +60,11 @@ def for_each_part(
             raise
 
 
-def _in_order(submit: Callable[[Part], "Future[_Made]"], parts: Sequence[Part], count: int) -> Iterator[_Made]:
-    """Yield results in the order of the parts; submit no more parts than there are workers, so that none queues."""
-    left, submitted = deque(parts), deque[Future[_Made]]()
-    while left or submitted:
-        running = [future for future in submitted if not future.done()]
-        if submitted and submitted[0].done():
-            yield submitted.popleft().result()
-        elif left and len(running) < count:
-            submitted.append(submit(left.popleft()))
-        else:
-            wait(running, return_when=FIRST_COMPLETED)
-
-
-def _submit(pool: ProcessPoolExecutor, work: Callable[[Any, Part], _Made], part: Part) -> "Future[_Made]":
-    """Submit a part; worker processes that this starts ignore Ctrl-C, which only the first process handles."""
+@contextlib.contextmanager
+def _interrupts_blocked() -> Iterator[None]:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        return pool.submit(_work, work, part)
+        yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

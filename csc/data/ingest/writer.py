@@ -21,22 +21,25 @@ import pyarrow.parquet as pq
 
 from csc.data.columns import LABELS
 from csc.data.dataset import SPLITS, Dataset
-from csc.data.ingest.repair import repair
-from csc.data.ingest.resume import refuse_foreign, resume
-from csc.data.ingest.shards import Images, Listed, Part, Shard, split_listing
+from csc.data.ingest.classes import check_class_names, in_order
+from csc.data.ingest.images import Images, Listed, SourceImages
+from csc.data.ingest.output import refuse_foreign, resume
+from csc.data.ingest.repair import beyond_repair, repair
+from csc.data.ingest.shards import Part, Shard, split_listing
+from csc.data.ingest.source import Source
 from csc.data.ingest.workers import for_each_part
 from csc.data.progress import Bar
 from csc.errors import BadData, Unavailable
 from csc.storage import exists, join, write_json
 
-__all__ = ["DEFAULTS", "WriteOptions", "label_table", "write_dataset"]
+__all__ = ["DEFAULTS", "Annotated", "WriteOptions", "label_table", "write_dataset", "write_source"]
 
 SHARD_ROWS = 1024
 
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """How a data set is written; only the last two change its content.
+    """How a data set is written; only the last three change its content.
 
     Attributes:
         workers: processes that write shards.
@@ -44,6 +47,7 @@ class WriteOptions:
         shard_rows: images in a shard.
         skip_bad: leave out broken images instead of stopping at the first; the record of the source names them.
         short_side: scale images down to this short side; the record of the source says so.
+        class_order: in which order classes arrive; that of their names if not given.
     """
 
     workers: int = 1
@@ -51,6 +55,7 @@ class WriteOptions:
     shard_rows: int = SHARD_ROWS
     skip_bad: bool = False
     short_side: int | None = None
+    class_order: Sequence[str] | None = None
 
     @property
     def stream(self) -> TextIO:
@@ -59,6 +64,68 @@ class WriteOptions:
 
 
 DEFAULTS = WriteOptions()
+
+
+@dataclass(frozen=True)
+class Annotated:
+    """What a reader of annotations found in a source.
+
+    Attributes:
+        classes: all class names.
+        listing: all images, in any order.
+        record: the kind of source and the digests of its annotation files.
+        difficult_is_member: whether a class in `difficult` makes an image part of that class's task.
+        skipped: ids of images that were left out because of their annotations.
+    """
+
+    classes: Sequence[str]
+    listing: Sequence[Listed]
+    record: dict[str, Any]
+    difficult_is_member: bool = False
+    skipped: Sequence[str] = ()
+
+
+def write_source(
+    out: str | os.PathLike[str], name: str, files: Source, found: Annotated, options: WriteOptions = DEFAULTS
+) -> Dataset:
+    """Write the annotated images of a source as a data set."""
+    images = SourceImages(files, options.short_side)
+    listing, skipped = found.listing, found.skipped
+    if options.skip_bad:
+        broken = _broken(listing, images, options)
+        listing = [row for row in listing if row.image_id not in broken]
+        skipped = sorted({*skipped, *broken})
+    return write_dataset(
+        out,
+        name,
+        found.classes,
+        listing,
+        images,
+        {**found.record, **({"skipped": skipped} if skipped else {}), **images.record},
+        difficult_is_member=found.difficult_is_member,
+        state=images.state,
+        options=options,
+    )
+
+
+def _broken(listing: Sequence[Listed], images: SourceImages, options: WriteOptions) -> set[str]:
+    """Read every image; return the ids of those that cannot be used.
+
+    The listing decides the shard and row of every image. So all are read before the first shard is written, and the
+    data set is that of a source which never listed the broken ones.
+    """
+    parts, reasons = split_listing(listing, options.shard_rows), dict[str, str]()
+    with Bar("look for broken images", len(listing), "images", options.stream) as bar:
+        for part, broken in zip(parts, for_each_part(_broken_of, images, parts, options.workers), strict=True):
+            reasons |= broken
+            bar.advance(len(part.rows))
+    for reason in reasons.values():
+        options.stream.write(f"left out: {reason}\n")
+    return set(reasons)
+
+
+def _broken_of(images: SourceImages, part: Part) -> dict[str, str]:
+    return images.broken(part.rows)
 
 
 def write_dataset(
@@ -81,7 +148,7 @@ def write_dataset(
         out: folder or `s3://` prefix; another data set there is never overwritten.
         name: of the data set, as scenarios use it.
         classes: all class names, in any order.
-        listing: train images first, then test images, each by rising id.
+        listing: all images, in any order.
         images: reads the listed images; goes to worker processes.
         source: where the data came from and what was done to it, for the record.
         difficult_is_member: whether a class in `difficult` makes an image part of that class's task.
@@ -89,7 +156,8 @@ def write_dataset(
             same. By default `source` takes its place.
         options: how it is written.
     """
-    order = tuple(sorted(classes))
+    order = in_order(classes, options.class_order)
+    check_class_names(order)
     plan = _Plan(name, order, difficult_is_member, source, _checked(listing, order), state, options)
     refuse_foreign(out)
     card = join(out, "dataset.json")
@@ -197,8 +265,7 @@ def _same_labels(present: Dataset, plan: _Plan) -> bool:
     except Unavailable:
         raise
     except BadData:
-        file = join(present.uri, "labels.parquet")
-        raise BadData(f"{file}: missing or damaged; remove {present.uri} and ingest again") from None
+        raise beyond_repair(present, join(present.uri, "labels.parquet")) from None
 
 
 def _contents(plan: _Plan, images: Images) -> list[str]:
@@ -230,14 +297,11 @@ def label_table(listing: Sequence[Listed], shard_rows: int = SHARD_ROWS) -> pa.T
 
 
 def _checked(listing: Iterable[Listed], classes: Sequence[str]) -> tuple[Listed, ...]:
-    """Return a listing with sorted labels, each once; refuse one that is out of order or has an unusable class."""
-    known, seen, last, rows = set(classes), set[str](), (0, ""), list[Listed]()
-    for row in listing:
-        position = (SPLITS.index(row.split), row.image_id)
+    """Return a listing by split and id, with sorted labels, each once; refuse one with an unusable class."""
+    known, seen, rows = set(classes), set[str](), list[Listed]()
+    for row in sorted(listing, key=lambda row: (SPLITS.index(row.split), row.image_id)):
         if row.image_id in seen:
             raise BadData(f"image {row.image_id}: id appears twice; every image needs an id of its own")
-        if position < last:
-            raise BadData(f"image {row.image_id}: images must come by split (train, test), then by rising id")
         unknown = {*row.labels, *row.difficult} - known
         if unknown:
             raise BadData(f"image {row.image_id}: unknown class '{min(unknown)}'; known are {', '.join(classes)}")
@@ -245,7 +309,6 @@ def _checked(listing: Iterable[Listed], classes: Sequence[str]) -> tuple[Listed,
         difficult = tuple(sorted(set(row.difficult) - set(labels)))
         rows.append(row._replace(labels=labels, difficult=difficult))
         seen.add(row.image_id)
-        last = position
     _check_classes(rows, classes)
     return tuple(rows)
 

@@ -16,7 +16,7 @@ from csc.errors import CscError
 from csc.methods import build_head, kind_of
 from csc.model import ModelCard, save_network
 from csc.nets.backbone import Initialisation, build_backbone
-from csc.nets.growth import grow
+from csc.nets.head import grow
 from csc.nets.network import Network
 from csc.scenario import Task
 from csc.training.loop import EpochLog, Trainer

@@ -14,7 +14,7 @@ from csc.errors import BadConfig
 from csc.methods import method
 from csc.methods.base import Replay, Step
 from csc.nets.correlation import statistical_cm
-from csc.nets.growth import grow
+from csc.nets.head import grow
 from csc.nets.label_graph import LabelGraph
 from csc.nets.network import Network, Outputs
 from csc.replay.memory import Memory
@@ -131,10 +131,10 @@ def test_fisher_adds_up_over_tasks_with_its_decay(bench: Bench):
 def test_derpp_compares_with_the_stored_logits_only_where_there_are_some():
     derpp = method(settings("method=derpp", "derpp.alpha=2", "derpp.beta=0.25"))
     dark, labelled = replay(1, stored=3), replay(2)
-    terms = derpp.terms(step(replays=(dark, labelled)))
+    terms = derpp.loss(step(replays=(dark, labelled)))
     distance = (dark.logits - dark.stored_logits)[:, :3].square().mean()
     assert terms["logits"].item() == pytest.approx(2 * distance.item(), rel=1e-5)
-    summed = method(settings("method=derpp", "derpp.alpha=2", "loss.form=asl")).terms(step(replays=(dark, labelled)))
+    summed = method(settings("method=derpp", "derpp.alpha=2", "loss.form=asl")).loss(step(replays=(dark, labelled)))
     assert summed["logits"].item() == pytest.approx(2 * B * distance.item(), rel=1e-5)  # as ASL, a sum over images
     assert torch.equal(slope(terms["logits"], dark.logits)[:, 3:], torch.zeros(B, OLD + NEW - 3))
     assert slope(terms["logits"], labelled.logits) is None
@@ -184,7 +184,7 @@ def test_exemplars_among_the_images_count_where_their_labels_are_known(name: str
 def test_a_batch_of_exemplars_is_added_with_its_weight():
     built = method(settings("method=csc-r", "memory.weight=0.3", "max_entropy.beta=0"))
     drawn = replay(3)
-    terms = built.terms(step(replays=(drawn,)))
+    terms = built.loss(step(replays=(drawn,)))
     plain = torch.nn.functional.binary_cross_entropy_with_logits(drawn.logits[:, :OLD], drawn.targets[:, :OLD])
     assert terms["replay"].item() == pytest.approx(0.3 * plain.item(), rel=1e-5)
     assert set(terms) == {"ce", "kd", "replay"}

@@ -178,7 +178,7 @@ def test_distillation_compares_with_the_prior_on_the_same_images(bench: Bench, f
         "loss.alpha=0",
         "train.batch_size=20",
         "train.epochs=1",
-        "release_quirks.freeze_bn_after_base=true",
+        "train.batch_norm=frozen_after_base",
         f"backbone.frozen={frozen}",
     )
     trainer = bench.second(config)

@@ -8,7 +8,7 @@ from csc.data.loading import evaluation_batches
 from csc.errors import CscError
 from csc.methods import registered
 from csc.nets.correlation import statistical_cm
-from csc.nets.growth import grown_parameters
+from csc.nets.head import grown_parameters
 from csc.training.loop import Trainer
 from csc.training.optimiser import save_moments
 from tests.unit.training.bench import (
@@ -49,8 +49,8 @@ def test_freezing_everything_is_refused_in_one_line(bench: Bench):
 
 
 @pytest.mark.parametrize(("task", "moves"), [(1, True), (2, False)])
-def test_freeze_bn_after_base_keeps_statistics_from_the_second_task_on(bench: Bench, task: int, moves: bool):
-    config = settings("release_quirks.freeze_bn_after_base=true", "train.epochs=1")
+def test_frozen_batch_norm_keeps_statistics_from_the_second_task_on(bench: Bench, task: int, moves: bool):
+    config = settings("train.batch_norm=frozen_after_base", "train.epochs=1")
     trainer = bench.trainer(config) if task == 1 else bench.second(config)
     before = state_of(trainer.network)
     trainer.run()

@@ -1,6 +1,9 @@
 """A task that is killed and taken up again."""
 
+import contextlib
 import json
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import MagicMock
@@ -13,11 +16,13 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from csc.data.dataset import Dataset
+from csc.errors import BadModel
 from csc.model import fingerprint
 from csc.steps.build_dataset import build_dataset
 from csc.steps.ingest import ingest
 from csc.steps.split_labels import split_labels
 from csc.steps.train import train
+from csc.training.checkpoint import Checkpoint, Position
 from csc.training.loop import EpochLog, Trainer
 from tests.trained import write_registered
 from tests.unit.training.bench import (
@@ -43,6 +48,12 @@ def die_after(last: int) -> Callable[[int, EpochLog], None]:
             raise Killed
 
     return on_epoch
+
+
+def flip(path: Path, bit: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
 
 
 RESUMED = [
@@ -108,11 +119,14 @@ DAMAGES = {
     "garbage": lambda path: path.write_bytes(np.random.default_rng(0).bytes(4096)),
     "without facts": lambda path: save_file(load_file(path), path),
     "facts not JSON": lambda path: save_file(load_file(path), path, metadata={"csc": "{"}),
+    "other weights": lambda path: flip(path, 8 * path.stat().st_size // 2),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_corrupted_checkpoint_is_ignored(bench: Bench, damage: str):
+def test_a_damaged_checkpoint_is_reported_and_the_task_starts_again(
+    bench: Bench, damage: str, capsys: pytest.CaptureFixture[str]
+):
     config = settings(LINEAR, "train.epochs=2")
     undisturbed = bench.trainer(config, checkpoint=bench.folder / "other.safetensors")
     undisturbed.run()
@@ -121,9 +135,79 @@ def test_a_corrupted_checkpoint_is_ignored(bench: Bench, damage: str):
     DAMAGES[damage](bench.checkpoint)
     told: list[int] = []
     again = bench.trainer(config, on_epoch=lambda epoch, log: told.append(epoch))
+    capsys.readouterr()
     again.run()
     assert told == [0, 1]
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "damaged" in line]
+    assert line.startswith(f"{bench.checkpoint}: damaged checkpoint (")
+    assert line.endswith("; task starts again")
     assert changed(state_of(undisturbed.network), again.network) == set()
+
+
+def test_no_flipped_bit_of_a_checkpoint_goes_unnoticed(tmp_path: Path):
+    network = nn.Linear(3, 2)
+    moving = network, torch.optim.Adam(network.parameters()), None, torch.amp.GradScaler("cpu", enabled=False)
+    network(torch.ones(1, 3)).sum().backward()
+    moving[1].step()
+    keeper = Checkpoint(tmp_path / "checkpoint", "key", *moving)
+    keeper.save(Position([{"loss": 1.0}], 2, {"ce": torch.tensor(0.5)}))
+    whole = keeper.path.read_bytes()
+    header = 8 * (8 + int.from_bytes(whole[:8], "little"))
+    random = np.random.default_rng(0)
+    flips = [*random.integers(0, header, 150).tolist(), *random.integers(header, 8 * len(whole), 50).tolist()]
+    accepted = 0
+    before = state_of(network)
+    for bit in flips:
+        keeper.path.write_bytes(whole)
+        flip(keeper.path, bit)
+        with contextlib.suppress(BadModel):
+            position = keeper.restore()
+            accepted += 1
+            assert position == Position() or (position.log, position.updates) == ([{"loss": 1.0}], 2)
+            assert changed(before, network) == set()
+    assert accepted <= 1  # spaces at the end of the header say nothing
+
+
+def stop_at(trainer: Trainer, update: int) -> None:
+    """Have the process get SIGTERM in the middle of an update (from 1)."""
+    updates = iter(range(1, 1_000))
+
+    def send(*_: object) -> None:
+        if next(updates) == update:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    trainer.optimizer.register_step_pre_hook(send)
+
+
+STOPPED_IN = [
+    ("train.schedule=onecycle",),
+    ("method=lwf", "input.augment=true", "train.accumulate=2"),
+    ("method=finetune", "train.amp=fp16", "train.clip=1", "train.schedule=constant"),
+]
+
+
+@pytest.mark.parametrize("items", STOPPED_IN, ids="+".join)
+def test_a_run_that_is_asked_to_stop_within_an_epoch_ends_as_if_nothing_had_happened(
+    bench: Bench, items: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+):
+    config = settings("train.epochs=2", *items)
+    undisturbed = bench.second(config, checkpoint=bench.folder / "other.safetensors")
+    expected = undisturbed.run()
+    handler = signal.getsignal(signal.SIGTERM)
+    for update in range(1, 2 * undisturbed.steps):
+        bench.checkpoint.unlink(missing_ok=True)
+        for later in (update, 1):  # the second stop is in what was resumed
+            stopped = bench.second(config)
+            stop_at(stopped, later)
+            with pytest.raises(SystemExit) as exit:
+                stopped.run()
+            assert exit.value.code == 143
+        assert "asked to stop · saved after update " in capsys.readouterr().out
+        resumed = bench.second(config, seed=99)
+        torch.manual_seed(99)
+        assert without_speed(resumed.run()) == without_speed(expected)
+        assert changed(state_of(undisturbed.network), resumed.network) == set()
+    assert signal.getsignal(signal.SIGTERM) is handler
 
 
 def test_a_checkpoint_is_safetensors_without_a_pickle_and_leaves_nothing_beside_it(bench: Bench):

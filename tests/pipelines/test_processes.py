@@ -1,4 +1,4 @@
-"""Steps that are forks of one process: own output, own environment, right exit codes."""
+"""Steps that are processes of their own: own output, own environment, right exit codes."""
 
 import json
 import os
@@ -9,8 +9,8 @@ import pytest
 from kfp import dsl, local
 from kfp.local import subprocess_task_handler
 
-from csc.pipelines.local.forked import forked_steps, run_forked
-from csc.pipelines.local.handler import KFP_VERSION, steps_started_by
+from csc.pipelines.local.processes import import_libraries_once, run_process
+from csc.pipelines.local.steps import KFP_VERSION, Step, steps_run_by
 
 CODE = """
 import os, sys
@@ -28,25 +28,31 @@ def step(ends: str):
 """
 
 
-def command(folder: Path, name: str, ends: str) -> list[str]:
-    outputs = {"outputFile": str(folder / f"{name}.json")}
-    given = {"inputs": {"parameterValues": {"ends": ends}}, "outputs": outputs}
-    return ["sh", "-c", "script", CODE, "--executor_input", json.dumps(given), "--function_to_execute", "step"]
+def step(folder: Path, ends: str) -> Step:
+    outputs = {"outputFile": str(folder / f"step-{ends}" / "executor_output.json")}
+    given = json.dumps({"inputs": {"parameterValues": {"ends": ends}}, "outputs": outputs})
+    command = ["sh", "-c", "script", CODE, "--executor_input", given, "--function_to_execute", "step"]
+    return Step("", command, {"GIVEN": "here"})
 
 
 @pytest.mark.slow
-def test_steps_are_forks_with_their_own_output_environment_and_exit_code(tmp_path: Path, capfd):
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_steps_have_their_own_output_environment_and_exit_code(tmp_path: Path, method: str):
     endings = {"well": 0, "raises": 1, "exits": 7, "killed": -9}
-    with forked_steps():
-        codes = [run_forked(command(tmp_path, ends, ends), {"GIVEN": "here"}) for ends in endings]
+    if method == "forkserver":
+        import_libraries_once()
+    lines: list[str] = []
+    codes = [run_process(step(tmp_path, ends), lines.append, method) for ends in endings]
     assert codes == list(endings.values())
-    said = capfd.readouterr().out
-    told = [line.split() for line in said.splitlines() if line.startswith("True here")]
+    told = [line.split() for line in lines if line.endswith(tuple("0123456789")) and " here " in line]
     assert len(told) == len(endings)
+    assert {words[0] for words in told} == {str(method == "forkserver")}
     assert {words[2] for words in told} == {"true"}
     assert len({words[3] for words in told} | {str(os.getpid())}) == len(told) + 1
-    assert "the step was ended by SIGKILL" in said
-    assert (tmp_path / "well.json").is_file()
+    assert lines.count("to standard error") == len(endings)
+    assert lines[-1] == "the step was ended by SIGKILL"
+    assert (tmp_path / "step-well" / "executor_output.json").is_file()
+    assert "_KFP_RUNTIME" not in os.environ
 
 
 def test_what_we_replace_in_kfp_was_read_in_the_version_that_is_installed():
@@ -58,17 +64,14 @@ def test_kfp_hands_a_step_to_our_function_and_afterwards_to_its_own(tmp_path: Pa
     @dsl.component(base_image="some/image:1")
     def step(word: str): ...
 
-    seen = []
+    seen: list[Step] = []
     before = subprocess_task_handler.SubprocessTaskHandler
     local.init(local.SubprocessRunner(use_venv=False), pipeline_root=str(tmp_path))
-    ours = steps_started_by(lambda image, command, environment: seen.append((image, command, environment)) or 1)
-    with ours, pytest.raises(RuntimeError, match="FAILURE"):
+    with steps_run_by(lambda given: seen.append(given) or 1), pytest.raises(RuntimeError, match="FAILURE"):
         step(word="hello")
-    ((image, words, environment),) = seen
-    assert (image, environment) == ("some/image:1", {})
+    (asked,) = seen
+    assert (asked.name, asked.image, asked.variables) == ("step", "some/image:1", {})
+    words = asked.command
     assert words[0] == "sh"
     assert json.loads(words[words.index("--executor_input") + 1])["inputs"]["parameterValues"] == {"word": "hello"}
     assert subprocess_task_handler.SubprocessTaskHandler is before
-    with forked_steps():
-        pass
-    assert "_KFP_RUNTIME" not in os.environ

@@ -1,0 +1,60 @@
+"""The commands of `csc` that list what there is: methods, scenarios and settings."""
+
+from argparse import ArgumentParser, Namespace
+
+from csc.cli.command import Command
+from csc.config import methods
+from csc.config.describe import Setting, settings
+from csc.errors import BadConfig
+from csc.scenario import CLASS_COUNTS, PAPER_SCENARIOS, Scenario
+
+__all__ = ["METHODS", "SCENARIOS", "SETTINGS"]
+
+
+def _methods(arguments: Namespace) -> int:
+    for name, description in methods().items():
+        print(f"{name:<10}{description}")
+    return 0
+
+
+def _scenarios(arguments: Namespace) -> int:
+    for name in ("digits-b0c2", *PAPER_SCENARIOS):
+        scenario = Scenario.parse(name)
+        print(scenario.announcement(CLASS_COUNTS[scenario.dataset]))
+    print("and any other <data set>-b<base classes>c<classes per task>")
+    return 0
+
+
+def _settings_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("pattern", nargs="?", default="", help="part of a key or of its meaning, for instance lr")
+
+
+def _settings(arguments: Namespace) -> int:
+    wanted = arguments.pattern.lower()
+    found = [one for one in settings() if wanted in one.key.lower() or wanted in one.meaning.lower()]
+    if not found:
+        raise BadConfig(f"csc settings {arguments.pattern}: no setting has this in its key or meaning")
+    for setting in found:
+        print(f"{f'{setting.key} = {_written(setting.default)}':<48}{setting.values} · {_readers(setting)}")
+        print(f"    {setting.meaning}")
+    print("these are the defaults of the paper; data sets and methods have their own, which 'csc run --dry-run' shows")
+    return 0
+
+
+def _readers(setting: Setting) -> str:
+    others = [name for name in methods() if name not in setting.readers]
+    if not others:
+        return "all methods"
+    if len(others) < len(setting.readers):
+        return f"all methods but {', '.join(others)}"
+    return ", ".join(setting.readers)
+
+
+def _written(value: object) -> str:
+    """A value as `--set` takes it."""
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+METHODS = Command("list the learning methods", run=_methods)
+SCENARIOS = Command("list the scenarios and how they split their classes", run=_scenarios)
+SETTINGS = Command("list what --set can change, with defaults and meanings", _settings_arguments, _settings)

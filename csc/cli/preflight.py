@@ -1,0 +1,63 @@
+"""What can be known before the first step of a run: is everything installed, is there room, will the settings do?
+
+A mistake that only the train step would notice, after ingest and minutes of work, is one line at once.
+"""
+
+import importlib.util
+import shutil
+from pathlib import Path
+
+from csc.config import Config
+from csc.config.preflight import preflight as check_settings
+from csc.errors import BadConfig, BadData
+
+__all__ = ["DISTRIBUTION", "EXTRAS", "missing_package", "preflight"]
+
+DISTRIBUTION = "csc-mlcil"  # the name of this project on a package index
+
+# The extra of the distribution that brings a package.
+EXTRAS = {
+    "alembic": "tracking",
+    "docker": "pipelines",
+    "kfp": "pipelines",
+    "kfp_server_api": "pipelines",
+    "kubernetes": "pipelines",
+    "mlflow": "tracking",
+    "pandas": "train",
+    "rich": "pipelines",
+    "safetensors": "train",
+    "simplejpeg": "train",
+    "sklearn": "data",
+    "sqlalchemy": "tracking",
+    "starlette": "train",
+    "timm": "train",
+    "torch": "train",
+    "torchvision": "train",
+    "uvicorn": "train",
+}
+NEEDED = {"run": ("kfp", "mlflow", "torch", "timm"), "containers": ("kfp", "mlflow", "docker")}
+LEAST_ROOM = 500 << 20  # bytes: a model of a small network for each of a few tasks
+
+
+def missing_package(name: str) -> str:
+    """One line for somebody who lacks a package: which extra brings it."""
+    return f"{name} is not installed; run: pip install '{DISTRIBUTION}[{EXTRAS[name]}]', or [all] for everything"
+
+
+def preflight(config: Config, workdir: Path, *, in_containers: bool = False) -> None:
+    """Refuse a run that cannot succeed on this machine.
+
+    Args:
+        config: its settings.
+        workdir: folder of runs and results, which may not be there yet.
+        in_containers: whether its steps bring their packages and fetch their weights themselves.
+    """
+    for name in NEEDED["containers" if in_containers else "run"]:
+        if importlib.util.find_spec(name) is None:
+            raise BadConfig(missing_package(name))
+    folder = next(folder for folder in (workdir, *workdir.parents) if folder.exists())
+    free = shutil.disk_usage(folder).free
+    if free < LEAST_ROOM:
+        raise BadData(f"{workdir}: {free / 1e6:.0f} MB of disk are free; make room or choose another --workdir")
+    if not in_containers:
+        check_settings(config)

@@ -1,0 +1,79 @@
+"""`csc show`: the story of a run in the terminal."""
+
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from csc.cli.command import Command
+from csc.cli.workdir import tracked_workdir, workdir_argument
+from csc.errors import BadConfig
+
+if TYPE_CHECKING:
+    from csc.artifacts import TaskResult
+    from csc.tracking.story import Story
+
+__all__ = ["SHOW", "sparkline"]
+
+_LEVELS = "▁▂▃▄▅▆▇█"
+
+
+def _arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "run",
+        nargs="?",
+        default="",
+        help="id or name of a run, a scenario, or models:/NAME@ALIAS (default: the newest run)",
+    )
+    workdir_argument(parser)
+
+
+def _show(arguments: Namespace) -> int:
+    tracked_workdir(arguments.workdir)
+    from csc.report.table import text_table
+    from csc.report.text import printable
+    from csc.tracking.story import find_story
+
+    story = find_story(arguments.run)
+    started = time.strftime("%Y-%m-%d %H:%M", time.localtime(story.started / 1000))
+    print(f"{printable(story.name)} · {story.status.lower()} · started {started} · run {story.run_id}")
+    print(f"settings  {_changes(story)}")
+    if story.record is None:
+        print("no task is finished yet")
+        return 0
+    print(f"model     {story.record.model.uri}")
+    print(f"\n{text_table(story.record.run)}\n")
+    print("AP of each class after each task")
+    tasks = story.record.run.tasks
+    width = max(len(printable(name)) for name in tasks[-1].seen)
+    for name in tasks[-1].seen:
+        print(f" {printable(name):<{width}}  {_class_line(name, tasks)}")
+    return 0
+
+
+def _changes(story: "Story") -> str:
+    try:
+        return " · ".join(f"{key}={value}" for key, value in story.changed.items()) or "the method's own"
+    except BadConfig as error:
+        return f"of another version: {error}"
+
+
+def _class_line(name: str, tasks: "Sequence[TaskResult]") -> str:
+    """How the AP of a class went, from the task that brought it to the last one."""
+    known = [task.metrics.AP[name] for task in tasks if name in task.seen]
+    drawn = " " * (len(tasks) - len(known)) + sparkline(known)
+    if len(known) == 1:
+        return f"{drawn}  {known[-1]:5.1f}"
+    return f"{drawn}  {known[0]:5.1f} → {known[-1]:5.1f}  ({known[-1] - known[0]:+.1f})"
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """Percentages as a row of bars.
+
+    >>> sparkline([0, 50, 99.9, 100])
+    '▁▅██'
+    """
+    return "".join(_LEVELS[min(int(value / 100 * len(_LEVELS)), len(_LEVELS) - 1)] for value in values)
+
+
+SHOW = Command("tell the story of a run: settings, results, and how each class went", _arguments, _show)

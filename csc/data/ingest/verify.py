@@ -1,0 +1,79 @@
+"""A second reading of a COCO set, by pycocotools: every label and every membership is compared with the data set."""
+
+import contextlib
+import io
+import json
+import os
+from collections import defaultdict
+from collections.abc import Iterator
+
+from csc.data.dataset import Dataset
+from csc.data.ingest.coco import annotation_files, coco2014_files
+from csc.data.ingest.coco_annotations import AnnotationFile
+from csc.data.ingest.images import split_by_name
+from csc.data.ingest.source import Source
+from csc.errors import BadData
+
+__all__ = ["verify_coco"]
+
+Pairs = set[tuple[str, str]]  # the id of an image, and a class
+
+
+def verify_coco(dataset: Dataset, source: str | os.PathLike[str]) -> str:
+    """Compare a data set with its annotation files as pycocotools reads them; return one line that says what agrees."""
+    try:
+        import pycocotools.coco  # noqa: F401
+    except ImportError:
+        raise BadData("--verify: pycocotools is not installed; run: pip install pycocotools") from None
+    skipped = set(dataset.source.get("skipped", ()))
+    images, labels, members = _stored(dataset)
+    their_images, their_labels, their_members = set[str](), Pairs(), Pairs()
+    with Source(source) as files:
+        found = coco2014_files(files) if dataset.source["kind"] == "coco2014" else annotation_files(files)[0]
+        for item in found:
+            for image_id, ordinary, any_kind in _read(files, item):
+                if image_id not in skipped:
+                    their_images.add(image_id)
+                    their_labels |= {(image_id, name) for name in ordinary}
+                    their_members |= {(image_id, name) for name in any_kind}
+    _refuse_difference("images", images, their_images, dataset)
+    _refuse_difference("labels", labels, their_labels, dataset)
+    _refuse_difference("members of a class", members, their_members, dataset)
+    return f"verified with pycocotools: {len(images):,} images, {len(labels):,} labels, {len(members):,} memberships"
+
+
+def _stored(dataset: Dataset) -> tuple[set[str], Pairs, Pairs]:
+    """The images of a data set, their labels, and the classes whose tasks they belong to."""
+    images, labels, members = set[str](), Pairs(), Pairs()
+    for row in dataset.labels().select(["image_id", "labels", "difficult"]).to_pylist():
+        images.add(row["image_id"])
+        labels |= {(row["image_id"], name) for name in row["labels"]}
+        members |= {(row["image_id"], name) for name in (*row["labels"], *row["difficult"])}
+    return images, labels, members
+
+
+def _read(files: Source, item: AnnotationFile) -> Iterator[tuple[str, set[str], set[str]]]:
+    """Of each image its id in the data set, and its classes: those with an ordinary object, and all."""
+    from pycocotools.coco import COCO
+
+    coco = COCO()
+    coco.dataset = json.loads(files.read(item.file).decode("utf-8-sig"))
+    with contextlib.redirect_stdout(io.StringIO()):  # it says what it does
+        coco.createIndex()
+    ordinary, any_kind = defaultdict[int, set[str]](set), defaultdict[int, set[str]](set)
+    for category in coco.loadCats(coco.getCatIds()):
+        for number in coco.getImgIds(catIds=[category["id"]]):
+            any_kind[number].add(category["name"])
+        for annotation in coco.loadAnns(coco.getAnnIds(catIds=[category["id"]], iscrowd=False)):
+            ordinary[annotation["image_id"]].add(category["name"])
+    for image in coco.loadImgs(coco.getImgIds()):
+        split = item.split or split_by_name(image["file_name"])
+        yield f"{split}-{image['id']:012d}", ordinary[image["id"]], any_kind[image["id"]]
+
+
+def _refuse_difference(what: str, ours: Pairs | set[str], theirs: Pairs | set[str], dataset: Dataset) -> None:
+    if ours != theirs:
+        first = min(ours ^ theirs)
+        shown = first if isinstance(first, str) else f"{first[0]}, class '{first[1]}'"
+        who = "only in the data set" if first in ours else "only read by pycocotools"
+        raise BadData(f"{dataset.uri}: {what} differ, first in image {shown}, {who}; remove it and ingest again")

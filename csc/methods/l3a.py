@@ -1,0 +1,74 @@
+"""L3A: the closed form with random features, weights of images and pseudo-labels (ICML 2025)."""
+
+from typing import TYPE_CHECKING, Literal
+
+from csc.config.schema import AtLeast0, NotNegative, Unit
+from csc.methods import register
+from csc.methods.base import HEADS, HeadKind, Lesson
+from csc.methods.ridge import Ridge, RidgeRegression
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["L3A", "L3a"]
+
+
+class L3a(Ridge, frozen=True):
+    """The closed form as published, and its two ablations.
+
+    `weighting=none` counts all images alike; `pseudo_labels=0` gives none. Both together are plain ACIL.
+    """
+
+    penalty: NotNegative = 1000.0
+    relative: bool = False
+    bias: bool = False
+    standardise: bool = False
+    hidden: AtLeast0 = 4096
+    weighting: Literal["sqrt", "none"] = "sqrt"
+    pseudo_labels: Unit = 0.7
+
+
+HEADS["l3a"] = HeadKind(HEADS["ridge"].build, L3a)
+
+
+@register
+class L3A(RidgeRegression):
+    """W = (A + γ I)⁻¹ C  with  A = Σ ω h hᵀ,  C = Σ ω h yᵀ  and  h = ReLU(W_r v), W_r random and fixed.
+
+    Pseudo-labels: an old class is present in a new image where σ(z) > 0.7, z from the head of the task before.
+
+    Weights: with N_c images of class c so far and K classes, w_c = K N_c^-½ / Σ_k N_k^-½, and ω of an image is the mean
+    of w_c over its labels and pseudo-labels. Pseudo-labels are not counted in N; an image counts in each of its tasks.
+
+    The published base task fine-tunes the backbone for an epoch first; here it is frozen from the start. Scores become
+    probabilities as in `ridge`, which leaves their order as it is.
+    """
+
+    name = "l3a"
+    heads = ("l3a",)
+
+    def solve(self, lesson: Lesson) -> dict[str, float]:
+        """Count the labels of the task, then add its images to the sums and solve."""
+        import torch
+
+        labels = lesson.labels()
+        counts = torch.zeros(labels.shape[1], dtype=torch.float64)
+        before = self.state.get("counts", counts[:0])
+        counts[: len(before)] = before
+        self._prior = self._solution(self.state["A"], self.state["C"]) if "A" in self.state else None
+        self.state["counts"] = counts + labels.double().sum(0)
+        return super().solve(lesson)
+
+    def weighted(self, h: "Tensor", labels: "Tensor", lesson: Lesson) -> "tuple[Tensor, Tensor]":
+        """Labels with pseudo-labels of the old classes (B, n), and the weight of each image (B, 1)."""
+        settings = self.config.of(L3a)
+        if self._prior is not None and settings.pseudo_labels:
+            old = self._prior.shape[1]
+            pseudo = (h @ self._prior).sigmoid() > settings.pseudo_labels
+            labels[:, :old] = labels[:, :old].maximum(pseudo.to(labels.dtype))
+        if settings.weighting == "none":
+            return super().weighted(h, labels, lesson)
+        counts = self.state["counts"]
+        of_class = (counts > 0) / counts.clamp(min=1).sqrt()
+        of_class = len(counts) * of_class / of_class.sum()
+        return labels, (labels @ of_class / labels.sum(1).clamp(min=1)).unsqueeze(1)

@@ -1,0 +1,148 @@
+"""Ridge regression: the head of a frozen backbone in closed form. Ours, not of the paper."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, cast
+
+from csc.config.schema import AtLeast0, Config, NotNegative, Settings
+from csc.errors import BadConfig
+from csc.methods import register
+from csc.methods.base import HEADS, HeadKind, Lesson, Method
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from csc.nets.analytic import AnalyticHead
+    from csc.nets.head import Head
+
+__all__ = ["Ridge", "RidgeRegression"]
+
+CHUNK = 4096  # images whose h are there at a time
+
+
+class Ridge(Settings, frozen=True):
+    """The closed form: its penalty, and the features h that it is linear in.
+
+    `penalty` counts in units of trace(A) / size, or is λ itself without `relative`. `hidden` > 0 expands the features
+    at random. `once` counts an image that comes again in a later task once: digests of image names are kept for that.
+    """
+
+    penalty: NotNegative = 1.0
+    relative: bool = True
+    bias: bool = True
+    standardise: bool = True
+    pooling: Literal["mean", "mean_max"] = "mean"
+    hidden: AtLeast0 = 0
+    expansion_seed: AtLeast0 = 0
+    once: bool = False
+
+
+def _analytic(config: Config, features: int, groups: Sequence[int]) -> "Head":
+    from csc.nets.analytic import AnalyticHead
+
+    return AnalyticHead(features, sum(groups), config.of(Ridge))
+
+
+HEADS["ridge"] = HeadKind(_analytic, Ridge)
+
+
+@register
+class RidgeRegression(Method):
+    """W = (A + λ I)⁻¹ C  with  A = Σ h hᵀ  and  C = Σ h yᵀ  over all images of all tasks so far.
+
+    The sums, in double precision, are all that goes from task to task. h are the pooled features of the frozen
+    backbone, standardised by the mean and the standard deviation of the base task, and a constant for the bias
+    (`csc.nets.analytic`). In y old classes are 0 in the images of a new task; there are no pseudo-labels. So T tasks
+    give exactly what one solution over their images gives, in whatever order they come.
+
+    With `once`, an image that comes again adds to C only. Every image of a class is in the task of that class, so C is
+    then complete and W is that of joint training with all labels.
+
+    Scores: z = W h is near 0 and 1, but no probability. Take z of a class as normal around μ₁ where the class is
+    present and around μ₀ elsewhere, with one variance s² and a share π of present ones. The log-odds are linear in z,
+
+        (μ₁ - μ₀) / s² · z - (μ₁² - μ₀²) / 2s² + ln π / (1 - π),
+
+    and all four numbers follow from A and C, exactly, for old classes too. They scale and shift z in the head.
+    """
+
+    name = "ridge"
+    heads = ("ridge",)
+    memory_settings = None
+    solves = True
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        """Refuse a backbone that learns, and a regulariser of steps that there are not."""
+        if not config.backbone.frozen:
+            raise BadConfig(
+                f"backbone.frozen=false: method '{config.method}' keeps sums of features, which go stale when the "
+                "backbone learns; leave backbone.frozen alone"
+            )
+        if config.max_entropy.beta:
+            raise BadConfig(f"max_entropy.beta: method '{config.method}' has no loss to add it to; leave it at 0")
+
+    def solve(self, lesson: Lesson) -> dict[str, float]:
+        """Add the task's images to the sums, solve, and turn scores into probabilities."""
+        import torch
+
+        settings, head = self.config.of(Ridge), cast("AnalyticHead", lesson.network.head)
+        pooled, labels = lesson.features(head.pooled), lesson.labels()
+        if not self.state and settings.standardise:
+            head.standardise(pooled)
+        size = head.linear.in_features + 1  # the last is the constant
+        A = self.state.get("A", torch.zeros(size, size, dtype=torch.float64))
+        C = torch.zeros(size, labels.shape[1], dtype=torch.float64)
+        if "C" in self.state:
+            C[:, : self.state["C"].shape[1]] = self.state["C"]
+        fresh = self._fresh(lesson)
+        for first in range(0, len(pooled), CHUNK):
+            rows = slice(first, first + CHUNK)
+            h = head.expanded(pooled[rows].to(lesson.device)).cpu().double()
+            h = torch.cat([h, h.new_ones(len(h), 1)], dim=1)
+            y, weights = self.weighted(h, labels[rows].double(), lesson)
+            A = A + (weights * fresh[rows].unsqueeze(1) * h).T @ h
+            C = C + (weights * h).T @ y
+        self.state |= {"A": A, "C": C}
+        W = self._solution(A, C)
+        head.load(W, *log_odds(A, C, W))
+        error = (W * (A @ W - 2 * C)).sum() / A[-1, -1] + C[-1].sum() / A[-1, -1]  # y² = y
+        return {"squared_error": float(error) / C.shape[1]}
+
+    def weighted(self, h: "Tensor", labels: "Tensor", lesson: Lesson) -> "tuple[Tensor, Tensor]":
+        """The targets of some images (B, n), and how much each image counts (B, 1)."""
+        return labels, labels.new_ones(len(labels), 1)
+
+    def _solution(self, A: "Tensor", C: "Tensor") -> "Tensor":
+        """W (size, n); its last row, of the constant, is zero without a bias."""
+        import torch
+
+        settings = self.config.of(Ridge)
+        size = len(A) if settings.bias else len(A) - 1
+        solved = A[:size, :size].clone()
+        solved.diagonal().add_(settings.penalty * (solved.trace() / size if settings.relative else 1.0))
+        W = torch.zeros_like(C)
+        W[:size] = torch.linalg.solve(solved, C[:size])
+        return W
+
+    def _fresh(self, lesson: Lesson) -> "Tensor":
+        """Which images were in no task before (images,); with `once` the others are left out of A."""
+        import torch
+
+        digests = lesson.image_digests()
+        if not self.config.of(Ridge).once:
+            return torch.ones(len(digests), dtype=torch.float64)
+        known = self.state.get("images", digests[:0])
+        self.state["images"] = torch.cat([known, digests]).unique()
+        return (~torch.isin(digests, known)).double()
+
+
+def log_odds(A: "Tensor", C: "Tensor", W: "Tensor") -> "tuple[Tensor, Tensor]":
+    """Scale and shift (n,) that turn z = W h of each class into log-odds, from the sums alone."""
+    total, present = A[-1, -1], C[-1]  # how many images, and how many of each class
+    share = ((present + 0.5) / (total + 1)).clamp(max=0.999)
+    inside = (W * C).sum(0) / present.clamp(min=1)  # μ₁
+    outside = (A[-1] @ W - present * inside) / (total - present).clamp(min=1)  # μ₀
+    squares = (W * (A @ W)).sum(0) / total
+    variance = (squares - share * inside**2 - (1 - share) * outside**2).clamp(min=1e-6)
+    scale = (inside - outside) / variance
+    return scale, (share / (1 - share)).log() - scale * (inside + outside) / 2

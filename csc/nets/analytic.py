@@ -1,0 +1,80 @@
+"""The head of methods that solve for their weights instead of descending to them.
+
+With v the pooled feature map (its mean, or mean and maximum side by side):
+
+    h = (v - μ) / σ                    or, with `hidden` > 0, random features ReLU(W_r (v - μ) / σ)
+    z = W h + b                        what least squares gives, near 0 and 1
+    logit = 8 tanh((scale · z + shift) / 8)     class by class, so that sigmoid(logit) is a probability
+
+The bound keeps sigmoids apart: in single precision they are all 1 from logits of 17 on, and tie.
+"""
+
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from csc.nets.head import Head
+
+if TYPE_CHECKING:
+    from csc.methods.ridge import Ridge
+
+__all__ = ["AnalyticHead"]
+
+BOUND = 8.0  # of logits
+TINY = 1e-6  # σ of a feature that never changes
+
+
+class AnalyticHead(Head):
+    """Pooled features, standardised and possibly expanded, and a linear layer whose weights are solved for.
+
+    W_r is uniform in ±1/√D, as PyTorch's linear layers begin, and a matter of `config.expansion_seed` alone.
+    """
+
+    def __init__(self, features: int, classes: int, config: "Ridge") -> None:
+        super().__init__()
+        self.features, self.config = features, config
+        pooled = 2 * features if config.pooling == "mean_max" else features
+        self.register_buffer("mean", torch.zeros(pooled))
+        self.register_buffer("std", torch.ones(pooled))
+        if config.hidden:
+            dice = torch.Generator().manual_seed(config.expansion_seed)
+            uniform = torch.rand(config.hidden, pooled, generator=dice)
+            self.register_buffer("expansion", (2 * uniform - 1) * pooled**-0.5)
+        self.linear = nn.Linear(config.hidden or pooled, classes)
+        self.register_buffer("scale", torch.ones(classes))
+        self.register_buffer("shift", torch.zeros(classes))
+
+    def resized(self, classes: int) -> "AnalyticHead":
+        """A head with the same settings and fresh weights for another number of classes."""
+        return AnalyticHead(self.features, classes, self.config)
+
+    def represented(self, maps: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits, and h (B, hidden or features) that they are read from."""
+        h = self.expanded(self.pooled(maps))
+        log_odds = self.linear(h) * cast(Tensor, self.scale) + cast(Tensor, self.shift)
+        return BOUND * (log_odds / BOUND).tanh(), h
+
+    def pooled(self, maps: Tensor) -> Tensor:
+        """(B, features, h, w) → v (B, D)."""
+        mean = maps.mean(dim=(2, 3))
+        return torch.cat([mean, maps.amax(dim=(2, 3))], dim=1) if self.config.pooling == "mean_max" else mean
+
+    def standardise(self, pooled: Tensor) -> None:
+        """Take μ and σ from some images (images, D)."""
+        cast(Tensor, self.mean).copy_(pooled.double().mean(dim=0))
+        cast(Tensor, self.std).copy_(pooled.double().std(dim=0, correction=0) + TINY)
+
+    @torch.no_grad()
+    def load(self, W: Tensor, scale: Tensor, shift: Tensor) -> None:
+        """Take weights (features of h, then the constant; classes), and what turns z into log-odds (classes,)."""
+        self.linear.weight.copy_(W[:-1].T)
+        self.linear.bias.copy_(W[-1])
+        cast(Tensor, self.scale).copy_(scale)
+        cast(Tensor, self.shift).copy_(shift)
+
+    def expanded(self, pooled: Tensor) -> Tensor:
+        """Pooled features v (B, D) → h (B, `hidden` or D)."""
+        standard = (pooled - cast(Tensor, self.mean)) / cast(Tensor, self.std)
+        return linear(standard, cast(Tensor, self.expansion)).relu() if self.config.hidden else standard

@@ -1,0 +1,112 @@
+"""A scenario run, found by what a person calls it, with its settings and the results of its last finished task."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from csc.artifacts import RegisteredTask
+from csc.config import resolve
+from csc.config.tree import nested
+from csc.errors import TrackingError
+from csc.scenario import Scenario
+from csc.tracking.queries import with_tags
+from csc.tracking.registry import find_record, model_name
+from csc.tracking.retry import translate_errors
+from csc.tracking.server import connect
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+    from mlflow.tracking import MlflowClient
+
+__all__ = ["Story", "find_story", "finished_tasks"]
+
+_NEWEST = ["attributes.start_time DESC"]
+
+
+@dataclass(frozen=True)
+class Story:
+    """What the tracking server knows of a scenario run.
+
+    Attributes:
+        run_id: of its run in MLflow.
+        name: of that run.
+        status: `RUNNING`, `FINISHED`, `FAILED` or `KILLED`.
+        started: milliseconds since 1970.
+        scenario: name.
+        settings: those of the run, by their dotted keys.
+        record: its last finished task with the results up to it; none before the first.
+    """
+
+    run_id: str
+    name: str
+    status: str
+    started: int
+    scenario: str
+    settings: dict[str, str]
+    record: RegisteredTask | None
+
+    @property
+    def changed(self) -> dict[str, Any]:
+        """The settings that differ from those that the method has on the data set anyway."""
+        dataset = Scenario.parse(self.scenario).dataset
+        config = resolve(dataset, nested(self.settings))
+        default = resolve(dataset, {"method": config.method}).flat()
+        return {key: value for key, value in config.flat().items() if value != default.get(key)}
+
+
+def find_story(words: str = "") -> Story:
+    """The run that words mean: its id or name, a registered model, or the newest of a scenario; none for the newest."""
+    with translate_errors():
+        client = connect()
+        run = _run_of_model(client, words) if words.startswith("models:/") else _run(client, words)
+        if run is None:
+            raise TrackingError(
+                f"no run '{words}' in the tracking store; give the id or the name of a run, a scenario, or models:/NAME"
+            )
+        tags = run.data.tags
+        done = finished_tasks(tags["csc.run_key"])
+        name = model_name(tags["csc.scenario"], tags["csc.method"])
+        record = find_record(name, max(done), tags["csc.run_key"]) if done else None
+    settings = {key: value for key, value in run.data.params.items() if key not in ("scenario", "code_version")}
+    info = run.info
+    return Story(info.run_id, info.run_name, info.status, info.start_time, tags["csc.scenario"], settings, record)
+
+
+def finished_tasks(key: str) -> dict[int, float]:
+    """The mAP of each finished task of a scenario run, by its key; see `csc.tracking.runs.run_key`."""
+    with translate_errors():
+        client = connect()
+        query = f"{with_tags({'csc.role': 'task', 'csc.run_key': key})} and attributes.status = 'FINISHED'"
+        found = client.search_runs(_experiments(client), query)
+    return {int(run.data.tags["csc.task"]): run.data.metrics["mAP"] for run in found if "mAP" in run.data.metrics}
+
+
+def _run(client: "MlflowClient", words: str) -> "Run | None":
+    every = with_tags({"csc.role": "scenario"})
+    queries = [every]
+    if words:
+        conditions = ("attributes.run_id = '{}'", "attributes.run_name = '{}'", "tags.`csc.scenario` = '{}'")
+        queries = [f"{every} and {condition.format(words)}" for condition in conditions if "'" not in words]
+    for query in queries:
+        for run in client.search_runs(_experiments(client), query, max_results=1, order_by=_NEWEST):
+            return run
+    return None
+
+
+def _run_of_model(client: "MlflowClient", uri: str) -> "Run | None":
+    """The run whose task a registered version is."""
+    match = re.fullmatch(r"models:/([^/@]+)(?:@([^/@]+)|/(\d+))?", uri)
+    if match is None:
+        raise TrackingError(f"{uri}: expected models:/NAME, models:/NAME@ALIAS or models:/NAME/VERSION")
+    name, alias, number = match.groups()
+    version = (
+        client.get_model_version(name, number) if number else client.get_model_version_by_alias(name, alias or "final")
+    )
+    tags = {"csc.role": "scenario", "csc.run_key": version.tags.get("csc.run_key", "")}
+    found = client.search_runs(_experiments(client), with_tags(tags), max_results=1, order_by=_NEWEST)
+    return next(iter(found), None)
+
+
+def _experiments(client: "MlflowClient") -> Sequence[str]:
+    return [experiment.experiment_id for experiment in client.search_experiments()]

@@ -1,0 +1,39 @@
+"""A request to stop: SIGTERM, as Kubernetes sends it some seconds before it ends a pod."""
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+__all__ = ["STOPPED", "StopRequest", "stop_request"]
+
+STOPPED = 128 + signal.SIGTERM  # the exit code; who runs steps takes it for an interruption, and tries again
+
+
+@dataclass
+class StopRequest:
+    """Whether this process was asked to stop."""
+
+    received: bool = False
+
+
+@contextlib.contextmanager
+def stop_request() -> Iterator[StopRequest]:
+    """Have SIGTERM note a request instead of ending the process, for as long as the block lasts.
+
+    Outside the main thread, which alone gets signals, nothing changes.
+    """
+    request = StopRequest()
+
+    def note(number: int, frame: object) -> None:
+        request.received = True
+
+    try:
+        before = signal.signal(signal.SIGTERM, note)
+    except ValueError:
+        yield request
+        return
+    try:
+        yield request
+    finally:
+        signal.signal(signal.SIGTERM, before)

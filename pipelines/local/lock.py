@@ -1,0 +1,116 @@
+"""Who is at work on a run: one process at a time. What a killed one has left is cleared away by the next run."""
+
+import contextlib
+import fcntl
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TextIO
+
+from csc.errors import BadData, CscError
+from csc.steps.finish import close
+
+__all__ = ["closed_if_cut_short", "locked", "make_writable"]
+
+
+def make_writable(workdir: Path) -> None:
+    """Make the work folder, or say that it cannot be written."""
+    try:
+        (workdir / "runs").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadData(f"cannot write {workdir}: {error.strerror}; choose another --workdir") from None
+
+
+@contextlib.contextmanager
+def locked(workdir: Path, name: str, run: Mapping[str, str]) -> Iterator[Path]:
+    """Refuse a run that another process is at; give a folder for temporary files. Other runs share the work folder.
+
+    The lock's file holds what the run is for as long as it goes on. A file with content that nobody has locked is that
+    of a killed run.
+
+    Args:
+        workdir: folder of runs and results.
+        name: of the run.
+        run: its `scenario`, `data` and `config`, and `extended` if it extends a model.
+    """
+    make_writable(workdir)
+    with (workdir / "runs" / f"{name}.lock").open("a+", encoding="utf-8") as lock:
+        if not _taken(lock):
+            raise BadData(f"{workdir}: the same run is going on there; wait for it or choose another --workdir")
+        _clear(workdir, name, _content(lock))
+        _clear_killed_runs(workdir, name)
+        temporary = tempfile.mkdtemp(prefix="csc-run-")
+        _write(lock, json.dumps({**run, "temporary": temporary}))
+        try:
+            yield Path(temporary)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+            _write(lock, "")
+
+
+@contextlib.contextmanager
+def closed_if_cut_short(run: Mapping[str, str]) -> Iterator[None]:
+    """Close the tracked runs of a run that ends early, as the exit handler of a pipeline does on a cluster."""
+    try:
+        yield
+    except BaseException as error:
+        _close(run, "CANCELED" if isinstance(error, KeyboardInterrupt) else "FAILED")
+        raise
+
+
+def _clear_killed_runs(workdir: Path, name: str) -> None:
+    """Clear away what other runs of the work folder have left that were killed and not started again."""
+    for file in sorted((workdir / "runs").glob("*.lock")):
+        if file.stem == name:
+            continue
+        with file.open("a+", encoding="utf-8") as lock:
+            if _taken(lock) and (run := _content(lock)):
+                _clear(workdir, file.stem, run)
+                if _close(run, "CANCELED"):
+                    _write(lock, "")
+
+
+def _clear(workdir: Path, name: str, run: Mapping[str, str]) -> None:
+    """Remove the temporary files of a killed run: its folder, and hidden files next to its outputs."""
+    if folder := run.get("temporary"):
+        shutil.rmtree(folder, ignore_errors=True)
+    for outputs in (workdir / "pipeline" / name, workdir / "checkpoints" / name):
+        for path in list(outputs.rglob(".*")):
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def _close(run: Mapping[str, str], state: str) -> bool:
+    """Mark what a run has open in MLflow as failed or killed; return whether the server answered."""
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            close(run["scenario"], run["data"], run["config"], state, run.get("extended", ""))
+    except CscError:  # why the run ended matters more
+        return False
+    return True
+
+
+def _taken(lock: TextIO) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _content(lock: TextIO) -> dict[str, str]:
+    lock.seek(0)
+    try:
+        content = json.loads(lock.read())
+    except ValueError:  # empty, or killed while it wrote this
+        return {}
+    return content if isinstance(content, dict) and content.keys() >= {"scenario", "data", "config"} else {}
+
+
+def _write(lock: TextIO, text: str) -> None:
+    lock.seek(0)
+    lock.truncate()
+    lock.write(text)
+    lock.flush()

@@ -1,0 +1,115 @@
+"""Steps of a local run as processes: forks of one that has imported what they need, or fresh ones.
+
+A step on a cluster starts in a pod of its own and imports torch and MLflow there. Here that would be most of a short
+run: about ten seconds for each task. So Python's fork server imports the libraries once, and each step is a fork of it.
+Everything else of a step is the same: its own process, its own environment, its output line by line, and an exit code.
+
+A step never outlives the process that started it. If that is told to end, the step is told too, and may save its work.
+"""
+
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Iterable
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Literal
+
+from csc.pipelines.local.steps import Show, Step
+
+__all__ = ["import_libraries_once", "run_process"]
+
+PRELOADED = (
+    "kfp.dsl.executor_main",
+    "csc.training.loop",
+    "csc.training.start",
+    "csc.steps.train",
+    "csc.steps.evaluate",
+    "csc.steps.register",
+    "csc.steps.report",
+    "mlflow.tracking",
+    "mlflow.store.tracking.sqlalchemy_store",
+    "mlflow.store.model_registry.sqlalchemy_store",
+    "timm",
+)
+GRACE_SECONDS = 30  # that a step has to save its work when it is told to end; Kubernetes gives as many
+
+
+def import_libraries_once() -> None:
+    """Start the process that steps are forks of."""
+    os.environ["_KFP_RUNTIME"] = "true"  # kfp then loads what a step needs, not what a compiler needs
+    forkserver.set_forkserver_preload(list(PRELOADED))
+    forkserver.ensure_running()
+    del os.environ["_KFP_RUNTIME"]
+
+
+def run_process(step: Step, show: Show, method: Literal["forkserver", "spawn"] = "forkserver") -> int:
+    """Run a step, hand on what it prints, and return its exit code."""
+    forked = method == "forkserver"
+    context = multiprocessing.get_context("forkserver") if forked else multiprocessing.get_context("spawn")
+    reader, writer = context.Pipe(duplex=False)
+    variables = {**os.environ, **step.variables, "_KFP_RUNTIME": "true"}
+    process = context.Process(target=_execute, args=(step.command[3], step.command[4:], variables, writer))
+    process.start()
+    writer.close()
+    with reader, os.fdopen(os.dup(reader.fileno()), encoding="utf-8", errors="replace") as lines:
+        try:
+            for line in lines:
+                show(line.rstrip("\n"))
+            process.join()
+        except BaseException:  # an interrupt
+            _end(process, lines, show)
+            raise
+    ended = process.exitcode or 0
+    if ended < 0:
+        show(f"the step was ended by {signal.Signals(-ended).name}")
+    return ended
+
+
+def _end(process: BaseProcess, lines: Iterable[str], show: Show) -> None:
+    """Tell a step to end, hand on what it has to say, and kill it if it takes too long or we are interrupted again."""
+    process.terminate()
+    late = threading.Timer(GRACE_SECONDS, process.kill)
+    late.start()
+    try:
+        for line in lines:
+            show(line.rstrip("\n"))
+        process.join()
+    finally:
+        late.cancel()
+        process.kill()
+
+
+def _execute(code: str, arguments: list[str], environment: dict[str, str], output: Connection) -> None:
+    """Do in a new process what `python -m kfp.dsl.executor_main` does with the code of a component."""
+    os.setsid()  # Ctrl-C reaches the command, which tells us
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    for stream in (1, 2):
+        os.dup2(output.fileno(), stream)
+    output.close()
+    os.environ.clear()
+    os.environ.update(environment)
+    tempfile.tempdir = None  # to be chosen by our TMPDIR
+    with tempfile.TemporaryDirectory(prefix="csc-step-") as folder:
+        module = Path(folder) / "ephemeral_component.py"
+        module.write_text(code, encoding="utf-8")
+        sys.argv = ["executor_main", "--component_module_path", str(module), *arguments]
+        from kfp.dsl.executor_main import executor_main
+
+        executor_main()
+
+
+def _die_with_parent() -> None:
+    """End this process and all that it has started when the process that runs the pipeline is gone.
+
+    The kernel could do so only for a direct parent, and that of a fork is the fork server.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os.killpg(0, signal.SIGKILL)

@@ -1,0 +1,91 @@
+"""What happens in a run on this machine: everything goes to a log, what matters to the person watching."""
+
+import re
+import time
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+from csc.data.progress import Report
+from csc.pipelines.local.view import View
+
+__all__ = ["RunReporter", "step_titles"]
+
+_OUR_ERROR = re.compile(r"csc\.errors\.\w+: (?P<message>.*)")
+
+
+def step_titles(spec: Any) -> dict[str, str]:
+    """The title of every step of a compiled pipeline by the name that kfp.local gives it, in the order of the tasks.
+
+    kfp.local names a step after its component: `train-3` may be that of any task. Whose it is, the pipeline says: each
+    task is a sub-pipeline with its number as an argument.
+
+    Args:
+        spec: a `PipelineSpec`.
+    """
+    titles: dict[str, tuple[int, str]] = {}
+    for name, task in spec.root.dag.tasks.items():
+        component, number = spec.components[task.component_ref.name], 0
+        if not component.HasField("dag"):
+            titles[task.component_ref.name] = (number, name)
+            continue
+        number = int(task.inputs.parameters["task"].runtime_value.constant.number_value)
+        for step, inner in component.dag.tasks.items():
+            titles[inner.component_ref.name] = (number, f"task {number} · {step}")
+    ordered = sorted(titles.items(), key=lambda item: item[1])
+    return {component.removeprefix("comp-"): title for component, (_, title) in ordered}
+
+
+class RunReporter:
+    """Is told of every step, and tells a log and a view; `titles` are those of `step_titles`."""
+
+    def __init__(self, view: View, log: TextIO, titles: Mapping[str, str]) -> None:
+        self.view, self.log, self.titles = view, log, titles
+        self.reused: list[str] = []
+        self.seconds: dict[str, float] = {}
+        self.error: str | None = None
+        self.current = ""
+        self.tail: list[str] = []
+        self._started = time.monotonic()
+        view.expect(titles.values())
+
+    def begin(self, name: str) -> None:
+        """A step begins."""
+        self.current, self.tail = self.titles.get(name, name), []
+        self._started = time.monotonic()
+        self.view.begin(self.current)
+
+    def line(self, line: str) -> None:
+        """The step has printed a line."""
+        if report := Report.parse(line):
+            self.view.progress(report)
+            return
+        self.log.write(f"{line}\n")
+        self.log.flush()
+        self.tail = [*self.tail[-30:], line]
+        if error := _OUR_ERROR.match(line.strip()):
+            self.error = error["message"]
+        self.view.line(line.strip())
+
+    def end(self, code: int) -> None:
+        """The step has ended."""
+        self.seconds[self.current] = time.monotonic() - self._started
+        if code == 0:
+            self.view.end(self.current, self.seconds[self.current])
+
+    def reuse(self, name: str) -> None:
+        """A step's earlier outputs are used again."""
+        title = self.titles.get(name, name)
+        self.reused.append(title)
+        self.log.write(f"{title} reused\n")
+        self.view.reuse(title)
+
+    def repair(self, name: str, output: str) -> None:
+        """An output of a step is damaged, so the step runs again."""
+        line = f"{self.titles.get(name, name)}: {output} has changed since it was written; the step runs again"
+        self.log.write(f"{line}\n")
+        self.view.say(line)
+
+    @property
+    def reason(self) -> str:
+        """The last line of the present step that says anything."""
+        return next((line.strip() for line in reversed(self.tail) if line.strip(" -")), "no output")

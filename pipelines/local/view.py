@@ -1,0 +1,108 @@
+"""What a person sees of a run: nothing, plain lines, or a live view (`csc.pipelines.local.live`)."""
+
+import re
+import threading
+import time
+from collections.abc import Iterable
+from typing import Self, TextIO
+
+from csc.data.progress import Report
+
+__all__ = ["PlainView", "View", "worth_showing"]
+
+_WORTH_SHOWING = re.compile(r"task \d|data: |retry: ")  # how our steps begin their lines; the rest is in the log
+_SILENCE = 60.0  # seconds after which a step that says nothing is reported; doubled each time
+
+
+def worth_showing(line: str) -> bool:
+    """Whether a line that a step has printed tells the person something."""
+    return bool(_WORTH_SHOWING.match(line))
+
+
+class View:
+    """Is told what happens, and shows nothing of it."""
+
+    reports = False  # whether steps shall report their progress within a line of their own
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def say(self, line: str) -> None:
+        """Something to tell between the steps."""
+
+    def expect(self, titles: Iterable[str]) -> None:
+        """The run has these steps."""
+
+    def begin(self, title: str) -> None:
+        """A step begins."""
+
+    def line(self, line: str) -> None:
+        """The step has printed a line."""
+
+    def progress(self, report: Report) -> None:
+        """The step has come so far."""
+
+    def end(self, title: str, seconds: float) -> None:
+        """The step has succeeded."""
+
+    def reuse(self, title: str) -> None:
+        """The outputs of a step are those of an earlier run."""
+
+
+class PlainView(View):
+    """Plain lines, for pipes and logs; with `verbose`, everything that the steps print."""
+
+    def __init__(self, out: TextIO, *, verbose: bool = False) -> None:
+        self.out, self.verbose = out, verbose
+        self.current = self.last = ""
+        self._started = self._shown = time.monotonic()
+        self._patience = _SILENCE
+        self._ended = threading.Event()
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._watch, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+
+    def begin(self, title: str) -> None:
+        """Print its title."""
+        self.current, self.last, self._started = title, "no output yet", time.monotonic()
+        self.say(title)
+
+    def line(self, line: str) -> None:
+        """Print it if it tells something."""
+        self.last = line or self.last
+        if self.verbose or worth_showing(line):
+            self.say(f"  {line}")
+
+    def end(self, title: str, seconds: float) -> None:
+        """Print how long it took."""
+        self.say(f"  done in {seconds:.1f} s")
+
+    def reuse(self, title: str) -> None:
+        """Print that it is reused."""
+        self.say(f"{title:<24} reused")
+
+    def break_silence(self, now: float) -> None:
+        """Say what a step is at if nothing was shown for long: it may wait for a server, or compute."""
+        if self.current and now - self._shown > self._patience:
+            self._patience *= 2
+            self._print(f"  running for {now - self._started:.0f} s; its last line: {self.last}")
+
+    def _watch(self) -> None:
+        while not self._ended.wait(1):
+            self.break_silence(time.monotonic())
+
+    def say(self, line: str) -> None:
+        """Print it."""
+        self._shown, self._patience = time.monotonic(), _SILENCE
+        self._print(line)
+
+    def _print(self, line: str) -> None:
+        self.out.write(f"{line}\n")  # kfp replaces print
+        self.out.flush()

@@ -1,0 +1,63 @@
+"""Every command and snippet of the README, the tutorial and the library page that needs no cluster really runs."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from csc.data.ingest.digits import VERSION, ingest_digits
+from tests.builders import make_coco, make_voc, zipped
+from tests.integration.conftest import SMALL, environment
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+ELSEWHERE = ("make", "source", "cp", "csc submit", "csc status", "csc logs", "csc ui", "csc serve", "pip")
+SHORT = {"run": [word for item in SMALL for word in ("--set", item)], "study": ["--dry-run"]}  # said of a command
+
+
+def blocks(page: str) -> list[tuple[str, str]]:
+    """Language and text of each block of code, in order."""
+    return re.findall(r"^```(\w*)\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+def commands(text: str) -> list[list[str]]:
+    """The words of each `csc` command of a block that can run here."""
+    lines = text.replace("\\\n", " ").splitlines()
+    found = [shlex.split(line.removeprefix("$ "), comments=True) for line in lines if re.match(r"(\$ )?csc ", line)]
+    return [words for words in found if not " ".join(words).startswith(ELSEWHERE)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with the files that the pages speak of; digits are few, so that a run takes seconds."""
+    ingest_digits(tmp_path / "work" / "data" / f"digits-{VERSION}", train=120, test=40, size=32)
+    make_coco(tmp_path / "pets", train="instances_train.json", test="instances_val.json")
+    zipped(make_voc(tmp_path / "voc").parents[1], tmp_path / "VOCtrainval+test.zip")
+    return tmp_path
+
+
+def execute(words: list[str], folder: Path) -> str:
+    """Run a command in a folder; return what it printed."""
+    done = subprocess.run(words, cwd=folder, env=environment(), capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md", "docs/library.md"])
+def test_what_a_page_says_to_type_works_in_its_order(page: str, folder: Path):
+    ran = 0
+    if page == "README.md":  # `make run` is this command
+        execute([sys.executable, "-m", "csc", "run", "digits-b0c2", *SHORT["run"]], folder)
+    for language, text in blocks(page):
+        if language == "python":
+            (folder / "snippet.py").write_text(text, encoding="utf-8")
+            execute([sys.executable, "snippet.py"], folder)
+            ran += 1
+        elif not language:
+            for _, *words in commands(text):
+                execute([sys.executable, "-m", "csc", *words, *SHORT.get(words[0], [])], folder)
+                ran += 1
+    assert ran

@@ -1,0 +1,154 @@
+"""Runs that are ended from outside: what becomes of their steps, of what they left, and of what MLflow shows."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from csc.pipelines.local.lock import locked
+
+STEP = """
+import os, pathlib, signal, subprocess, time
+from kfp import dsl
+
+def step(told: str):
+    def save(*_):
+        print("state saved", flush=True)
+        os._exit(3)
+    if told == "saves":
+        signal.signal(signal.SIGTERM, save)
+    if told == "deaf":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    helper = subprocess.Popen(["sleep", "60"])
+    print("pids", os.getpid(), helper.pid, os.environ["TMPDIR"], flush=True)
+    time.sleep(60)
+"""
+
+# Runs the step as `csc run` does; argument: how the step takes a SIGTERM, and how steps are started.
+PARENT = """
+import json, sys
+from csc.cli.run import interruptible
+from csc.errors import Terminated
+from csc.pipelines.local import processes
+from csc.pipelines.local.steps import Step
+
+if __name__ == "__main__":
+    code, told, method, folder = sys.argv[1:]
+    processes.GRACE_SECONDS = 1
+    given = {"inputs": {"parameterValues": {"told": told}}, "outputs": {"outputFile": folder + "/step/out.json"}}
+    command = ["sh", "-c", "x", code, "--executor_input", json.dumps(given), "--function_to_execute", "step"]
+    try:
+        with interruptible():
+            processes.run_process(Step("", command, {"TMPDIR": folder}), lambda line: print(line, flush=True), method)
+    except Terminated:
+        sys.exit(143)
+"""
+
+
+def gone(pid: int, seconds: float = 10.0) -> bool:
+    """Whether a process ends within some time; a zombie has ended."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        status = Path(f"/proc/{pid}/stat")
+        try:
+            if status.read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def start(folder: Path, told: str, method: str) -> tuple["subprocess.Popen[str]", list[int]]:
+    """A parent, and the processes of its step."""
+    script = folder / "parent.py"
+    script.write_text(PARENT)
+    words = [sys.executable, str(script), STEP, told, method, str(folder)]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    parent = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment)
+    for line in parent.stdout:
+        if line.startswith("pids"):
+            *pids, temporary = line.split()[1:]
+            assert temporary == str(folder)
+            return parent, [int(pid) for pid in pids]
+    raise AssertionError("the step never began")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_a_step_and_what_it_started_die_with_a_killed_parent(tmp_path: Path, method: str):
+    parent, pids = start(tmp_path, "", method)
+    with parent:
+        parent.kill()
+    assert all(gone(pid) for pid in pids)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("told", "said"), [("saves", "state saved\n"), ("deaf", "")])
+def test_a_step_is_told_to_end_may_save_its_work_and_is_killed_if_it_does_not_hear(
+    tmp_path: Path, told: str, said: str
+):
+    parent, pids = start(tmp_path, told, "spawn")
+    with parent:
+        parent.terminate()
+        assert parent.stdout.read() == said
+    assert parent.returncode == 143
+    assert gone(pids[0])
+    os.kill(pids[1], signal.SIGKILL)  # what a step starts is its own to end
+
+
+RUN = {"scenario": "digits-b0c5", "data": "/data", "config": "{}"}
+
+
+@pytest.fixture
+def closed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """What was marked in MLflow."""
+    calls: list[tuple[str, ...]] = []
+    monkeypatch.setattr("csc.pipelines.local.lock.close", lambda *words: calls.append(words))
+    return calls
+
+
+def killed(workdir: Path, name: str) -> list[Path]:
+    """Leave what a killed run leaves; return its files."""
+    folder = workdir / "tmp" / f"csc-run-{name}"
+    left = [folder / "csc-step-1" / "x.py"]
+    left += [workdir / kind / name / "task" / ".model.x1" / "f" for kind in ("pipeline", "checkpoints")]
+    for file in (*left, workdir / "pipeline" / name / "task" / "model"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    (workdir / "runs").mkdir(exist_ok=True)
+    content = json.dumps({**RUN, "temporary": str(folder)})
+    (workdir / "runs" / f"{name}.lock").write_text(content)
+    return left
+
+
+def test_the_next_run_clears_what_killed_ones_left_and_closes_them_in_mlflow(tmp_path: Path, closed):
+    left = [*killed(tmp_path, "one"), *killed(tmp_path, "two")]
+    with locked(tmp_path, "one", RUN) as temporary:
+        assert not [file for file in left if file.exists()]
+        assert (tmp_path / "pipeline" / "one" / "task" / "model").is_file()
+        assert temporary.is_dir()
+        assert closed == [("digits-b0c5", "/data", "{}", "CANCELED")]  # run one is taken up again, not closed
+    assert not temporary.exists()
+    with locked(tmp_path, "three", RUN):
+        assert len(closed) == 1
+
+
+def test_what_a_run_that_goes_on_has_is_left_alone(tmp_path: Path, closed):
+    with locked(tmp_path, "one", RUN) as temporary, locked(tmp_path, "two", RUN):
+        assert temporary.is_dir()
+    assert closed == []
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"temporary": "/"}'])
+def test_a_lock_with_strange_content_is_taken(tmp_path: Path, content: str, closed):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "one.lock").write_text(content)
+    with locked(tmp_path, "two", RUN), locked(tmp_path, "one", RUN):
+        pass
+    assert closed == []

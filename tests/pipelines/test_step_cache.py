@@ -1,0 +1,96 @@
+"""The cache of a local run: it gives out what was written, to the byte, or nothing."""
+
+from pathlib import Path
+
+import pytest
+from kfp import dsl
+
+from csc.pipelines.local.cache import StepCache
+
+
+class Pipeline:
+    """Two steps, the second of which reads what the first has made; each is run unless the cache has it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.ran, self.reused, self.damaged = folder, [], [], []
+        self.tries = 0
+
+    def run(self) -> None:
+        self.ran, self.reused, self.damaged = [], [], []
+        self.tries += 1
+        cache = StepCache(self.folder / "cache", self.reused.append, lambda *names: self.damaged.append(names))
+        view = self.step(cache, "build", {"task": 1}, self.build)
+        self.step(cache, "train", {"view": view["view"]}, self.train)
+
+    def step(self, cache: StepCache, name: str, arguments: dict, make) -> dict:
+        key = cache.compute_key(component_name=f"comp-{name}", image="i", full_command=["c"], arguments=arguments)
+        if (outputs := cache.get(key)) is None:
+            self.ran.append(name)
+            outputs = make()
+            cache.put(key, outputs)
+        return outputs
+
+    def build(self) -> dict:
+        path = self.folder / str(self.tries) / "view"
+        path.parent.mkdir()
+        path.write_text("rows")
+        return {"view": dsl.Dataset(name="view", uri=str(path)), "count": 3}
+
+    def train(self) -> dict:
+        path = self.folder / str(self.tries) / "model"
+        (path / "deep").mkdir(parents=True)
+        (path / "deep" / "weights").write_text("weights")
+        return {"model": dsl.Model(name="model", uri=str(path))}
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path) -> Pipeline:
+    made = Pipeline(tmp_path)
+    made.run()
+    assert made.ran == ["build", "train"]
+    return made
+
+
+def test_steps_whose_outputs_are_as_they_were_written_are_reused(pipeline: Pipeline):
+    pipeline.run()
+    assert (pipeline.ran, pipeline.reused, pipeline.damaged) == ([], ["build", "train"], [])
+
+
+def test_only_the_step_whose_output_is_damaged_runs_again_if_it_makes_the_same(pipeline: Pipeline, tmp_path: Path):
+    (tmp_path / "1" / "view").write_text("rowz")
+    pipeline.run()
+    assert (pipeline.ran, pipeline.reused, pipeline.damaged) == (["build"], ["train"], [("build", "view")])
+    pipeline.run()
+    assert (pipeline.ran, pipeline.damaged) == ([], [])
+
+
+@pytest.mark.parametrize("change", ["another byte", "one file less", "one file more", "all gone"])
+def test_a_folder_is_compared_with_all_its_files(pipeline: Pipeline, tmp_path: Path, change: str):
+    weights = tmp_path / "1" / "model" / "deep" / "weights"
+    if change == "another byte":
+        weights.write_text("weightz")
+    elif change == "one file more":
+        weights.with_name("more").touch()
+    else:
+        weights.unlink()
+    if change == "all gone":
+        weights.parent.rmdir()
+        weights.parents[1].rmdir()
+    pipeline.run()
+    assert (pipeline.ran, pipeline.reused) == (["train"], ["build"])
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", "{"])
+def test_outputs_whose_digests_are_lost_are_made_again(pipeline: Pipeline, tmp_path: Path, content: str):
+    for file in (tmp_path / "cache").glob("*.sha256"):
+        file.write_text(content)
+    pipeline.run()
+    assert pipeline.ran == ["build", "train"]
+
+
+def test_another_content_of_an_input_is_another_step(pipeline: Pipeline, tmp_path: Path):
+    (tmp_path / "1" / "view").unlink()
+    pipeline.build = lambda: {"view": dsl.Dataset(name="view", uri=str(tmp_path / "other")), "count": 3}
+    (tmp_path / "other").write_text("other rows")
+    pipeline.run()
+    assert pipeline.ran == ["build", "train"]

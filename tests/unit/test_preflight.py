@@ -1,0 +1,76 @@
+"""What is refused before a run starts."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import timm
+from huggingface_hub import constants
+
+from csc.config import parse_overrides, resolve
+from csc.config.preflight import _check_backbone, preflight
+from csc.errors import BadConfig
+
+
+def check(*items: str) -> None:
+    preflight(resolve("digits", parse_overrides(["init=scratch", *items])))
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The cache of a machine that reaches no hub."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    return tmp_path
+
+
+def test_every_model_of_timm_passes_with_every_tag():
+    for name in [*timm.list_models(), *timm.list_models(include_tags=True), "convnext_tiny_in22ft1k"]:
+        _check_backbone(name)
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        (("backbone.name=resnet19",), r"backbone\.name=resnet19: timm has no such model; did you mean resnet18"),
+        (("backbone.name=resnet18.nobodys",), r"backbone\.name=resnet18\.nobodys: timm has no weights 'nobodys'"),
+        (("init=weights.pt",), r"init=weights\.pt: expected a \.safetensors file"),
+        (("init=/nowhere/w.safetensors",), r"init=/nowhere/w\.safetensors: no such file"),
+    ],
+)
+def test_what_no_step_could_use_is_refused_in_one_line(items: tuple[str, ...], message: str):
+    with pytest.raises(BadConfig, match=f"^{message}"):
+        check(*items)
+
+
+def test_a_hub_that_does_not_answer_is_noticed_unless_its_weights_are_here(hub: Path):
+    with pytest.raises(BadConfig, match=r"^init=hub: http://127\.0\.0\.1:9 does not answer .*; on a machine without"):
+        check("init=hub", "backbone.name=resnet18")
+    weights = hub / "models--timm--resnet18.a1_in1k" / "snapshots" / "1" / "model.safetensors"
+    weights.parent.mkdir(parents=True)
+    weights.touch()
+    check("init=hub", "backbone.name=resnet18")
+
+
+def test_no_hub_is_asked_where_it_is_switched_off(hub: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(BadConfig, match="HF_HUB_OFFLINE is set"):
+        check("init=hub", "backbone.name=resnet18")
+
+
+def test_weights_in_a_file_pass(tmp_path: Path):
+    (tmp_path / "w.safetensors").touch()
+    check(f"init={tmp_path}/w.safetensors")
+
+
+def test_it_takes_no_torch():
+    code = """
+import sys
+from csc.config import resolve
+from csc.config.preflight import preflight
+preflight(resolve("digits"))
+print(*sys.modules)
+"""
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "torch" not in modules
