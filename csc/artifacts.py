@@ -55,12 +55,7 @@ class _Contract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def from_plain(cls, content: object, where: str) -> Self:
-        """Check what JSON gave.
-
-        Args:
-            content: what `to_plain` returned, after a way through JSON.
-            where: the file or parameter it comes from, for the message.
-        """
+        """Check what JSON gave; `where` is the file or parameter it comes from, for the message."""
         try:
             return msgspec.convert(content, cls)
         except msgspec.ValidationError as error:
@@ -187,6 +182,21 @@ class Metrics(_Contract, frozen=True):
     AP: dict[str, float]
     best_AP: dict[str, float]  # noqa: N815
     confidence: dict[str, list[int | float]]
+    # Calibration: of old and new classes, adaptive (A), after temperature scaling (T); F1 at the model's thresholds.
+    ECE_old: float = 0.0
+    ECE_new: float = 0.0
+    AECE: float = 0.0
+    AECE_old: float = 0.0
+    AECE_new: float = 0.0
+    ECE_T: float = 0.0
+    ECE_old_T: float = 0.0
+    ECE_new_T: float = 0.0
+    AECE_T: float = 0.0
+    AECE_old_T: float = 0.0
+    AECE_new_T: float = 0.0
+    CF1_own: float = 0.0
+    OF1_own: float = 0.0
+    temperature: float = 1.0
 
     def __getitem__(self, name: str) -> Any:
         return getattr(self, name)
@@ -208,27 +218,16 @@ class TaskResult(_Contract, frozen=True):
 
 
 class Run(_Contract, frozen=True):
-    """A scenario run: what it was made from, and its tasks in order.
-
-    Attributes:
-        scenario: name such as `voc-b0c4`.
-        method: name such as `csc`.
-        seed: of all random choices.
-        initialisation: where the first weights came from.
-        data_fingerprint: of the data set, in hex.
-        code_version: of this library.
-        tasks: the finished tasks, at least one.
-        held_out: not 0 if it was tested on held-out training images, of so many images one.
-    """
+    """A scenario run: what it was made from, and its tasks in order."""
 
     scenario: str
     method: str
     seed: int
-    initialisation: str
+    initialisation: str  # where the first weights came from
     data_fingerprint: str
     code_version: str
-    tasks: tuple[TaskResult, ...]
-    held_out: int = 0
+    tasks: tuple[TaskResult, ...]  # those that are finished, at least one
+    held_out: int = 0  # if it was tested on held-out training images, of so many images one
 
     def __post_init__(self) -> None:
         if not self.tasks:
@@ -285,16 +284,10 @@ _ROW_GROUP = 4096  # images
 
 @dataclass(frozen=True)
 class Scores:
-    """Confidences and targets of all test images: one column of each per class, so that every number can be recomputed.
+    """Confidences and targets of all test images, one column of each per class: every number can be recomputed."""
 
-    Attributes:
-        confidences: (images, classes), between 0 and 1.
-        targets: of the same shape.
-        classes: names of the columns.
-    """
-
-    confidences: "NDArray[np.float32]"
-    targets: "NDArray[np.bool_]"
+    confidences: "NDArray[np.float32]"  # (images, classes), between 0 and 1
+    targets: "NDArray[np.bool_]"  # of the same shape
     classes: tuple[str, ...]
 
     @classmethod

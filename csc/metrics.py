@@ -1,11 +1,10 @@
-"""From scores to numbers: the metrics of the paper, and calibration beside them.
+"""From scores to numbers: the metrics of the paper, and their calibration.
 
 Every function takes `scores`, the sigmoid confidences (images, classes), and `targets`, the labels as booleans of the
 same shape, and keeps no state. Fractions are 0..1 here; only `evaluate` speaks in percent, as the paper does.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,8 @@ from numpy.typing import NDArray
 from csc.errors import BadData
 
 __all__ = [
-    "Thresholded",
     "average_precision",
+    "calibration_errors",
     "confidence_histogram",
     "entropy",
     "evaluate",
@@ -23,6 +22,7 @@ __all__ = [
     "false_positive_rate",
     "forgetting",
     "precision_recall_f1",
+    "scaled",
     "summary",
 ]
 
@@ -30,27 +30,6 @@ Scores = NDArray[np.floating[Any]]
 Targets = NDArray[np.bool_]
 
 _ENTROPY_EPSILON = 1e-5  # inside the logarithm, as in the loss
-
-
-@dataclass(frozen=True)
-class Thresholded:
-    """Precision, recall and F1 of the labels above a threshold.
-
-    Attributes:
-        CP: mean precision over classes.
-        CR: mean recall over classes.
-        CF1: mean F1 over classes, not the harmonic mean of CP and CR.
-        OP: precision over all (image, class) pairs.
-        OR: recall over all (image, class) pairs.
-        OF1: harmonic mean of OP and OR.
-    """
-
-    CP: float
-    CR: float
-    CF1: float
-    OP: float
-    OR: float
-    OF1: float
 
 
 def average_precision(scores: Scores, targets: Targets) -> NDArray[np.float64]:
@@ -74,28 +53,30 @@ def average_precision(scores: Scores, targets: Targets) -> NDArray[np.float64]:
     return found
 
 
-def precision_recall_f1(scores: Scores, targets: Targets, threshold: float = 0.8) -> Thresholded:
-    """Count a label as predicted when its score is above `threshold`, and compare with the targets.
+def precision_recall_f1(scores: Scores, targets: Targets, threshold: float | Scores = 0.8) -> dict[str, float]:
+    """Compare the labels whose score is above the threshold, one for all or one per class, with the targets.
 
-    A ratio is 0 where it is undefined: P and R of a class without true positives, OP without predictions.
+    CP, CR and CF1 are means over classes of precision, recall and F1 (CF1 is not the harmonic mean of CP and CR), OP,
+    OR and OF1 those of all (image, class) pairs. A ratio is 0 where it is undefined: P and R of a class without true
+    positives, OP without predictions.
 
     Examples:
         >>> scores = np.array([[0.9, 0.9], [0.9, 0.1]])
         >>> targets = np.array([[True, False], [False, True]])
-        >>> precision_recall_f1(scores, targets)
-        Thresholded(CP=0.25, CR=0.5, CF1=0.3333333333333333, OP=0.3333333333333333, OR=0.5, OF1=0.4)
+        >>> {name: round(value, 2) for name, value in precision_recall_f1(scores, targets).items()}
+        {'CP': 0.25, 'CR': 0.5, 'CF1': 0.33, 'OP': 0.33, 'OR': 0.5, 'OF1': 0.4}
     """
     predicted = scores > threshold
     true = np.count_nonzero(predicted & targets, axis=0)  # (classes,)
     called, actual = np.count_nonzero(predicted, axis=0), np.count_nonzero(targets, axis=0)
-    return Thresholded(
-        CP=float(np.mean(_ratio(true, called))),
-        CR=float(np.mean(_ratio(true, actual))),
-        CF1=float(np.mean(_ratio(2 * true, called + actual))),
-        OP=float(_ratio(true.sum(), called.sum())),
-        OR=float(_ratio(true.sum(), actual.sum())),
-        OF1=float(_ratio(2 * true.sum(), called.sum() + actual.sum())),
-    )
+    return {
+        "CP": float(np.mean(_ratio(true, called))),
+        "CR": float(np.mean(_ratio(true, actual))),
+        "CF1": float(np.mean(_ratio(2 * true, called + actual))),
+        "OP": float(_ratio(true.sum(), called.sum())),
+        "OR": float(_ratio(true.sum(), actual.sum())),
+        "OF1": float(_ratio(2 * true.sum(), called.sum() + actual.sum())),
+    }
 
 
 def false_positive_rate(scores: Scores, targets: Targets, threshold: float = 0.8) -> float:
@@ -128,19 +109,53 @@ def entropy(scores: Scores) -> float:
     return float(terms.sum(dtype=np.float64) / len(scores))
 
 
-def expected_calibration_error(scores: Scores, targets: Targets, bins: int = 15) -> float:
+def expected_calibration_error(scores: Scores, targets: Targets, bins: int = 15, *, adaptive: bool = False) -> float:
     """Return how far confidence is from the frequency of being right, over all (image, class) pairs.
 
-    Pairs fall into bins of equal width; |mean confidence - fraction positive| of each bin is weighted by its size.
+    Pairs fall into bins of equal width or, `adaptive`, of about equal size: most pairs have a confidence near 0, where
+    bins of equal width put them all together. |mean confidence - fraction positive| of each bin is weighted by its
+    size. Pairs of equal confidence are never parted.
 
     Examples:
         >>> round(expected_calibration_error(np.array([[0.9], [0.9], [0.2]]), np.array([[True], [False], [False]])), 4)
         0.3333
     """
-    index = _bins(scores, bins)
+    index = _bins(scores, bins, adaptive=adaptive)
     confidence = np.bincount(index, weights=scores.ravel(), minlength=bins)
     positives = np.bincount(index[targets.ravel()], minlength=bins)
     return float(np.abs(confidence - positives).sum() / scores.size)  # the size of a bin cancels
+
+
+def calibration_errors(scores: Scores, targets: Targets, old: int, temperature: float = 1.0) -> dict[str, float]:
+    """Return ECE and AECE (adaptive) of all, the first `old` and the new classes, as they are and after scaling (`_T`).
+
+    Without old classes theirs is 0.
+
+    Examples:
+        >>> sorted(calibration_errors(np.array([[0.9, 0.1]]), np.array([[True, False]]), 1))[:3]
+        ['AECE', 'AECE_T', 'AECE_new']
+    """
+    found = {}
+    for suffix, shown in (("", scores), ("_T", scaled(scores, temperature))):
+        for part, columns in (("", slice(None)), ("_old", slice(old)), ("_new", slice(old, None))):
+            for name, adaptive in (("ECE", False), ("AECE", True)):
+                chosen = shown[:, columns], targets[:, columns]
+                error = expected_calibration_error(*chosen, adaptive=adaptive) if chosen[0].size else 0.0
+                found[f"{name}{part}{suffix}"] = error
+    return found
+
+
+def scaled(scores: Scores, temperature: float) -> Scores:
+    """Return confidences with their logits divided by a temperature.
+
+    >>> scaled(np.array([0.5, 0.9]), 2.0).round(2)
+    array([0.5 , 0.75])
+    """
+    edge = np.finfo(np.float32).eps / 2  # a confidence of 0 or 1 has no logit
+    inside = np.clip(scores.astype(np.float64), edge, 1 - edge)
+    logits = np.log(inside) - np.log1p(-inside)
+    confidences: Scores = 1 / (1 + np.exp(-logits / temperature))
+    return confidences
 
 
 def confidence_histogram(
@@ -149,9 +164,6 @@ def confidence_histogram(
     """Count the present and the absent labels in each of `bins` equal intervals of confidence.
 
     An interval holds its lower edge, the last one also 1.
-
-    Returns:
-        Positives and negatives per bin.
 
     Examples:
         >>> confidence_histogram(np.array([[0.1, 0.6], [0.9, 1.0]]), np.array([[False, False], [True, True]]), bins=2)
@@ -163,11 +175,7 @@ def confidence_histogram(
 
 
 def forgetting(best_ap: Mapping[str, float], ap: Mapping[str, float]) -> float:
-    """Return how much AP the classes of earlier tasks have lost, on average, since each was at its best.
-
-    Args:
-        best_ap: the best AP that each class had after any earlier task.
-        ap: the AP now, of these classes at least.
+    """Return how much AP the classes of earlier tasks have lost, on average, since each was at its best (`best_ap`).
 
     Examples:
         >>> forgetting({"cat": 90.0, "cow": 80.0}, {"cat": 70.0, "cow": 84.0, "dog": 95.0})
@@ -186,22 +194,26 @@ def evaluate(
     classes: Sequence[str],
     threshold: float = 0.8,
     best_ap: Mapping[str, float] = {},
+    *,
+    old: int = 0,
+    temperature: float = 1.0,
+    thresholds: Mapping[str, float] = {},
 ) -> dict[str, Any]:
     """Return all metrics of one task as plain finite numbers, ready for `metrics.json`.
+
+    mAP, CF1, OF1, CP, CR, OP, OR, FPR, `AP` and `best_AP` by class and the calibration errors are in percent,
+    `forgetting` in percent points, `H` in nats; `confidence` is the histogram of the confidences. CF1_own and OF1_own
+    are those at `thresholds`.
 
     Args:
         scores: sigmoid confidences, one column per class.
         targets: labels of the same shape.
         classes: names of the columns.
         threshold: a label is predicted when its confidence is above.
-        best_ap: `best_AP` of the task before, in percent; empty for the base task.
-
-    Returns:
-        mAP, CF1, OF1, CP, CR, OP, OR, FPR, ECE, `AP` and `best_AP` by class in percent, `forgetting` in percent
-        points, `H` in nats, `images`, `threshold`, and `confidence`: the histogram of the confidences.
-
-    Raises:
-        BadData: the inputs do not fit together or are not confidences.
+        best_ap: `best_AP` of the task before; empty for the base task.
+        old: how many of the classes are of earlier tasks; they come first.
+        temperature: of the model's calibration.
+        thresholds: of the model's calibration; a class without one has `threshold`.
 
     Examples:
         >>> metrics = evaluate(np.array([[0.9, 0.3], [0.2, 0.7]]), np.array([[True, False], [False, True]]), ["a", "b"])
@@ -210,14 +222,18 @@ def evaluate(
     """
     _check(scores, targets, classes, best_ap)
     # The dtype stays as it is: 0.8 as float32 is not above a threshold of 0.8, but would be after a cast to float64.
-    at_threshold = precision_recall_f1(scores, targets, threshold)
     ap = dict(zip(classes, (100 * average_precision(scores, targets)).tolist(), strict=True))
     positives, negatives = confidence_histogram(scores, targets)
+    own = np.array([thresholds.get(name, threshold) for name in classes], scores.dtype)
+    at_own = precision_recall_f1(scores, targets, own)
     return {
         "mAP": sum(ap.values()) / len(ap),
-        **{name: 100 * getattr(at_threshold, name) for name in ("CF1", "OF1", "CP", "CR", "OP", "OR")},
+        **{name: 100 * value for name, value in precision_recall_f1(scores, targets, threshold).items()},
         "FPR": 100 * false_positive_rate(scores, targets, threshold),
-        "ECE": 100 * expected_calibration_error(scores, targets),
+        **{name: 100 * value for name, value in calibration_errors(scores, targets, old, temperature).items()},
+        "CF1_own": 100 * at_own["CF1"],
+        "OF1_own": 100 * at_own["OF1"],
+        "temperature": float(temperature),
         "H": entropy(scores),
         "forgetting": forgetting(best_ap, ap),
         "images": len(scores),
@@ -257,9 +273,10 @@ def _ratio(part: Any, whole: Any) -> NDArray[np.float64]:
     return np.asarray(part / np.maximum(whole, 1), dtype=np.float64)
 
 
-def _bins(scores: Scores, bins: int) -> NDArray[np.intp]:
+def _bins(scores: Scores, bins: int, *, adaptive: bool = False) -> NDArray[np.intp]:
     """The interval that each (image, class) pair falls into, in a row; edges are in the precision of the scores."""
-    edges = (np.arange(1, bins) / bins).astype(scores.dtype)
+    parts = np.arange(1, bins) / bins
+    edges = np.quantile(scores, parts, method="higher") if adaptive else parts.astype(scores.dtype)
     return np.searchsorted(edges, scores.ravel(), side="right")
 
 
@@ -276,8 +293,6 @@ def _check(scores: Scores, targets: Targets, classes: Sequence[str], best_ap: Ma
     _check_confidences(scores, classes)
     if unknown := sorted(set(best_ap) - set(classes)):
         raise BadData(f"best AP of classes that are not evaluated: {', '.join(unknown)}; seen classes never leave")
-    if wrong := [name for name, value in best_ap.items() if not np.isfinite(value)]:
-        raise BadData(f"best AP of {', '.join(wrong)} is not a finite number")
 
 
 def _check_confidences(scores: Scores, classes: Sequence[str]) -> None:

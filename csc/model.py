@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +63,9 @@ class ModelCard:
     data_fingerprint: str
     prior_fingerprint: str
     code_version: str
+    calibration: dict[str, Any] = field(
+        default_factory=dict
+    )  # `temperature` and `thresholds` by class; see `csc.training.calibration`
     format: int = FORMAT
 
     @property
@@ -73,6 +76,17 @@ class ModelCard:
     def settings(self) -> Config:
         """The configuration the model was trained with."""
         return resolve(Scenario.parse(self.scenario).dataset, self.config)
+
+    @property
+    def temperature(self) -> float:
+        """By which logits are divided to give confidences that can be taken as frequencies."""
+        return float(self.calibration.get("temperature", 1.0))
+
+    @property
+    def thresholds(self) -> dict[str, float]:
+        """Above which confidence each class counts as present; the setting for classes that have none of their own."""
+        own = self.calibration.get("thresholds", {})
+        return {name: float(own.get(name, self.settings().threshold)) for name in self.classes}
 
     def facts(self) -> dict[str, str | int]:
         """What the model is, in few words; a cluster stores them with every step that uses it."""

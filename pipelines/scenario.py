@@ -99,6 +99,8 @@ def learn_split(
         model=trained.outputs["model"],
         metrics=scored.outputs["metrics"],
         test_view=views.outputs["test_view"],
+        evidence=scored.outputs["evidence"],
+        scores=scored.outputs["scores"],
         **prior,
     )
     for step in (views, registered):

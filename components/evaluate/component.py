@@ -12,6 +12,7 @@ def evaluate(
     test_view: dsl.Input[dsl.Dataset],
     scores: dsl.Output[dsl.Dataset],
     metrics: dsl.Output[dsl.Metrics],
+    evidence: dsl.Output[dsl.Artifact],
     prior: dsl.Input[dsl.Model] = None,
 ):
     """Evaluate one task.
@@ -22,10 +23,14 @@ def evaluate(
         test_view: test.parquet of the task.
         scores: scores.parquet, one confidence and one target column per class.
         metrics: metrics.json; the headline numbers are shown in the run's page too.
+        evidence: evidence.parquet, what the report shows of the model: counts, images, where it looks.
         prior: registered.json of the task before, for forgetting; none for the base task.
     """
     from csc.steps.evaluate import evaluate
 
-    numbers = evaluate(model.path, test_view.path, scores.path, metrics.path, prior.path if prior else "", features)
+    before = prior.path if prior else ""
+    numbers = evaluate(
+        model.path, test_view.path, scores.path, metrics.path, before, features, evidence_out=evidence.path
+    )
     for name in ("mAP", "CF1", "OF1", "FPR", "forgetting"):
         metrics.log_metric(name, numbers[name])

@@ -47,9 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> ArgumentParser:
-    from csc.cli import cluster, doctor, extend, ingest, lists, predict, run, serve, show, study, submit, ui
+    from csc.cli import cluster, compare, doctor, extend, ingest, lists, predict, run, serve, show, study, submit, ui
 
     commands = {
+        "compare": compare.COMPARE,
         "compile": run.COMPILE,
         "doctor": doctor.DOCTOR,
         "extend": extend.EXTEND,

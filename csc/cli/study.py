@@ -1,11 +1,10 @@
 """`csc study`: run the cells of a study that are not finished, and print its tables."""
 
 import os
-import re
 import sys
 import tempfile
 from argparse import ArgumentParser, Namespace
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from csc.cli.command import Command
@@ -44,7 +43,7 @@ def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("study", help=f"YAML file, or one of {', '.join(SHIPPED)}")
     parser.add_argument(
         "--data",
-        metavar="[NAME=]PLACE",
+        metavar="[NAME=]URI",
         action="append",
         default=[],
         help="folder or s3:// of a data set made by 'csc ingest' (digits make themselves); again for another one",
@@ -85,7 +84,7 @@ def _study(arguments: Namespace) -> int:
         return _submit(arguments, study, profile)
     os.environ.update(profile.env | ({"MLFLOW_TRACKING_URI": profile.tracking.uri} if profile.tracking.uri else {}))
     workdir = use_workdir(arguments.workdir)
-    sources = _sources(study, arguments.data, profile, workdir, make=not arguments.dry_run)
+    sources = _sources_here(study, arguments.data, profile, workdir, make=not arguments.dry_run)
     asked = cells(study, sources)
     known = results(asked)
     if arguments.dry_run:
@@ -118,33 +117,76 @@ def _seeds(text: str | None) -> list[int] | None:
     return None if words is None else list(dict.fromkeys(map(int, words)))
 
 
-def _sources(
+def _uris(
+    study: Study, given: Sequence[str], profile: Profile, name_of: Callable[[str, str], str]
+) -> dict[str, tuple[Scenario, str]]:
+    """For each data set that the study needs, a scenario of it and its uri: given, or the profile's; empty if neither.
+
+    `name_of` finds the name of a given data set from the name that stands before its uri, often none, and the uri.
+    """
+    uris: dict[str, str] = {}
+    for data in given:
+        stated, uri = _name_and_uri(data)
+        name = name_of(stated, uri)
+        if name in uris:
+            raise BadData(f"--data {uri}: the data set '{name}' was given before; give one uri for each")
+        uris[name] = uri
+    needed = {scenario.dataset: scenario for scenario in map(Scenario.parse, study.scenarios)}
+    unused = [name for name in uris if name not in needed]
+    for name, scenario in needed.items():
+        uris[name] = uris.get(name) or run_defaults(profile, scenario).get("data") or ""
+    missing = [name for name in needed if not uris[name] and name != "digits"]
+    if unused and missing:
+        raise BadData(
+            f"--data: gives {', '.join(unused)}, but the scenarios of study '{study.name}' need {', '.join(missing)}"
+        )
+    return {name: (scenario, uris[name]) for name, scenario in needed.items()}
+
+
+def _name_and_uri(data: str) -> tuple[str, str]:
+    """Take `voc=s3://bucket/voc` apart; the name is empty if none is given."""
+    name, equals, uri = data.partition("=")
+    return (name, uri) if equals and "/" not in name else ("", data)
+
+
+def _sources_here(
     study: Study, given: Sequence[str], profile: Profile, workdir: Path, *, make: bool
 ) -> dict[str, DataSource]:
-    """The data sets that the study's scenarios need, as far as they are at hand; digits are made if they are not."""
-    sources: dict[str, DataSource] = {}
-    for name, uri in map(_name_and_uri, given):
+    """The data sets that the study needs, as far as they are at hand; digits are made if they are not."""
+
+    def name_of(name: str, uri: str) -> str:
         dataset = Dataset.open(absolute(uri))
         if name not in ("", dataset.name):
             raise BadData(f"--data {name}={uri}: holds the data set '{dataset.name}'")
-        _check_once(dataset.name, uri, sources)
-        sources[dataset.name] = DataSource(absolute(uri), len(dataset.classes), dataset.fingerprint)
-    named = list(sources)
-    for scenario in map(Scenario.parse, study.scenarios):
-        if scenario.dataset in sources:
-            continue
-        known = run_defaults(profile, scenario).get("data")
-        if scenario.dataset == "digits":
-            known = absolute(known or workdir / "data" / f"digits-{VERSION}")
-            if make and not exists(join(known, "dataset.json")):
-                ingest_digits(known)
-        if known is not None and exists(join(known, "dataset.json")):
-            dataset = Dataset.open(known)
-            sources[scenario.dataset] = DataSource(known, len(dataset.classes), dataset.fingerprint)
-        elif known is not None and scenario.dataset in CLASS_COUNTS:
-            sources[scenario.dataset] = DataSource(known, CLASS_COUNTS[scenario.dataset])
-    _check_needed(study, named, sources)
+        return dataset.name
+
+    sources: dict[str, DataSource] = {}
+    for name, (_, known) in _uris(study, given, profile, name_of).items():
+        uri = absolute(known or workdir / "data" / f"digits-{VERSION}") if known or name == "digits" else ""
+        if name == "digits" and make and not exists(join(uri, "dataset.json")):
+            ingest_digits(uri)
+        if uri and exists(join(uri, "dataset.json")):
+            dataset = Dataset.open(uri)
+            sources[name] = DataSource(uri, len(dataset.classes), dataset.fingerprint)
+        elif uri and name in CLASS_COUNTS:
+            sources[name] = DataSource(uri, CLASS_COUNTS[name])
     return sources
+
+
+def _sources_there(study: Study, given: Sequence[str], profile: Profile) -> dict[str, DataSource]:
+    """The data sets of a cluster; one is opened from here only if its number of classes cannot be known otherwise."""
+    datasets = {Scenario.parse(name).dataset for name in study.scenarios}
+
+    def name_of(name: str, uri: str) -> str:
+        if not name and len(datasets) > 1:
+            raise BadData(f"--data {uri}: the study has several data sets, say which this is: --data NAME={uri}")
+        return name or next(iter(datasets))
+
+    return {
+        name: DataSource(uri, CLASS_COUNTS.get(name) or class_count(scenario, uri))
+        for name, (scenario, uri) in _uris(study, given, profile, name_of).items()
+        if uri
+    }
 
 
 def _list(known: Sequence[Result]) -> int:
@@ -213,17 +255,8 @@ def _submit(arguments: Namespace, study: Study, profile: Profile) -> int:
 
 
 def _compiled(whole: Path, arguments: Namespace, study: Study, profile: Profile) -> list[tuple[Path, int]]:
-    """The pipelines of a study as files beside each other, and how many runs each has."""
-    sources = {}
-    given = _uris(arguments.data, study)
-    for scenario in map(Scenario.parse, study.scenarios):
-        # The uri is the cluster's; it is opened from here only if the number of classes cannot be known otherwise.
-        data = given.get(scenario.dataset) or run_defaults(profile, scenario).get("data")
-        if data is not None:
-            sources[scenario.dataset] = DataSource(
-                data, CLASS_COUNTS.get(scenario.dataset) or class_count(scenario, data)
-            )
-    _check_needed(study, given, sources)
+    """Write the pipelines of a study, one file each, and return how many runs each has."""
+    sources = _sources_there(study, arguments.data, profile)
     from csc.pipelines.study import compile_study, parts
 
     cut = parts(cells(study, sources))
@@ -235,41 +268,6 @@ def _compiled(whole: Path, arguments: Namespace, study: Study, profile: Profile)
     return [(file, len(part)) for file, part in zip(files, cut, strict=True)]
 
 
-def _name_and_uri(data: str) -> tuple[str, str]:
-    """Take `voc=s3://bucket/voc` apart; the name is empty if none is given."""
-    match = re.fullmatch(r"(?:([a-z0-9_.-]+)=)?(.+)", data)
-    return (match[1] or "", match[2]) if match else ("", data)
-
-
-def _uris(given: Sequence[str], study: Study) -> dict[str, str]:
-    """The uris of data sets by their names, without opening them."""
-    datasets = {Scenario.parse(name).dataset for name in study.scenarios}
-    uris: dict[str, str] = {}
-    for name, uri in map(_name_and_uri, given):
-        if not name and len(datasets) > 1:
-            raise BadData(f"--data {uri}: the study has several data sets, say which this is: --data NAME={uri}")
-        dataset = name or next(iter(datasets))
-        _check_once(dataset, uri, uris)
-        uris[dataset] = uri
-    return uris
-
-
-def _check_once(dataset: str, uri: str, known: Container[str]) -> None:
-    if dataset in known:
-        raise BadData(f"--data {uri}: the data set '{dataset}' was given before; give one place for each")
-
-
-def _check_needed(study: Study, given: Iterable[str], sources: Container[str]) -> None:
-    """Refuse data sets that were given instead of those that the study needs."""
-    needed = dict.fromkeys(Scenario.parse(name).dataset for name in study.scenarios)
-    unused = [name for name in given if name not in needed]
-    missing = [name for name in needed if name not in sources]
-    if unused and missing:
-        raise BadData(
-            f"--data: gives {', '.join(unused)}, but the scenarios of study '{study.name}' need {', '.join(missing)}"
-        )
-
-
 STUDY = Command(
-    "run a study, such as a table of the paper, and print it beside the paper's numbers", _arguments, _study
+    "run a study, such as a table of the paper, and print it next to the paper's numbers", _arguments, _study
 )

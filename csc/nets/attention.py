@@ -106,6 +106,15 @@ class ClassAttention(nn.Module):
         embeddings: Tensor = transfer + self.output(context.flatten(2))
         return embeddings + cast(Tensor, self.mlp(embeddings))
 
+    def attention(self, transfer: Tensor, retention: Tensor, places: Tensor) -> Tensor:
+        """How much of what each retention token learns comes from each place (B, T, P), the mean over heads."""
+        asking, own = self.norm(transfer), self.norm(retention)
+        seen = torch.cat([asking.expand(len(places), 1, -1), self.norm(places)], dim=1)
+        probe = self._probe(asking)
+        scores, own_scores = _full(seen @ probe), _full(own @ probe)  # (B, 1 + P, H), (T, H)
+        share = (own_scores - scores.logsumexp(dim=1, keepdim=True)).sigmoid()  # (B, T, H)
+        return torch.einsum("bph,bth->btp", scores.softmax(dim=1)[:, 1:], 1 - share) / self.heads
+
     def _probe(self, asking: Tensor) -> Tensor:
         """W_kᵀ q of each head, scaled (D, H): its product with a token is the token's score."""
         q: Tensor = self.query(asking).view(self.heads, -1, 1)

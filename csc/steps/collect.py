@@ -2,8 +2,10 @@
 
 import json
 from collections.abc import Container, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+
+import msgspec
 
 from csc.data.dataset import Dataset
 from csc.retry import with_retries
@@ -19,18 +21,12 @@ from csc.tracking.queries import close_runs
 __all__ = ["collect", "order_for"]
 
 
-def order_for(study: Study, places: Mapping[str, DataSource], tried: Container[str]) -> str:
-    """What `collect` is told.
-
-    Args:
-        study: of which the tables are made.
-        places: of its data sets, by name.
-        tried: names of the cells that the pipeline runs; they go by their numbers, which are shorter.
-    """
+def order_for(study: Study, sources: Mapping[str, DataSource], tried: Container[str]) -> str:
+    """What `collect` is told, as JSON; the cells that the pipeline runs go by their numbers, which are shorter."""
     content = {
-        "study": json.loads(study.to_json()),
-        "places": {name: {"data": place.data, "classes": place.classes} for name, place in places.items()},
-        "tried": [number for number, cell in enumerate(cells(study, places)) if cell.name in tried],
+        "study": msgspec.to_builtins(study),
+        "sources": {name: asdict(source) for name, source in sources.items()},
+        "tried": [number for number, cell in enumerate(cells(study, sources)) if cell.name in tried],
     }
     return json.dumps(content, sort_keys=True)
 
@@ -49,10 +45,10 @@ def collect(order: str, page_out: str, table_out: str, files_out: str) -> str:
         The tables as text.
     """
     content = json.loads(order)
-    study = Study.from_json(json.dumps(content["study"]))
-    places = {name: DataSource(**place) for name, place in content["places"].items()}
-    places = {name: replace(p, fingerprint=Dataset.open(p.data).fingerprint) for name, p in places.items()}
-    asked = cells(study, places)
+    study = msgspec.convert(content["study"], Study)
+    sources = {name: DataSource(**source) for name, source in content["sources"].items()}
+    sources = {name: replace(s, fingerprint=Dataset.open(s.data).fingerprint) for name, s in sources.items()}
+    asked = cells(study, sources)
     tried = {asked[number].name for number in content["tried"]}
     found = results(asked, tried=tried)
     close_runs([result.cell.key for result in found if result.missing == "failed"], "FAILED")

@@ -1,6 +1,7 @@
 """evaluate: scores of a model on the test view, and the numbers that follow from them."""
 
 import collections
+import time
 from pathlib import Path
 
 from csc import metrics
@@ -17,7 +18,13 @@ __all__ = ["evaluate"]
 
 @with_retries
 def evaluate(
-    model: str, test_view: str, scores_out: str, metrics_out: str, prior: str = "", features: str = ""
+    model: str,
+    test_view: str,
+    scores_out: str,
+    metrics_out: str,
+    prior: str = "",
+    features: str = "",
+    evidence_out: str = "",
 ) -> Metrics:
     """Score all test images of a task, write `scores.parquet` and `metrics.json`, and return the metrics.
 
@@ -27,7 +34,8 @@ def evaluate(
         scores_out: file to write.
         metrics_out: file to write.
         prior: `registered.json` of the task before, for what the model has forgotten since.
-        features: place of cached feature maps, from `embed`; the head then reads them instead of images.
+        features: uri of cached feature maps, from `embed`; the head then reads them instead of images.
+        evidence_out: file to write, with what a page shows of the model; none if empty.
     """
     from csc.distributed.launch import processes_for, run
 
@@ -36,17 +44,33 @@ def evaluate(
     if view.classes != card.classes and not (Scenario.parse(card.scenario).added and judged == set(view.classes)):
         raise BadModel(f"{model}: knows other classes than {test_view}; both must be of the same task")
     processes = processes_for(card.settings().train.processes, exactly=False)
-    place = {"model": model, "test_view": test_view, "scores_out": scores_out, "features": features}
+    files = {"model": model, "test_view": test_view, "scores_out": scores_out, "features": features}
+    started = time.monotonic()
     if processes > 1:
-        run(score, place, processes)
+        run(score, files, processes)
     else:
-        score(**place)
+        score(**files)
+    seconds = time.monotonic() - started
     scores = Scores.read(scores_out)
     before = RegisteredTask.read(prior).run.last.metrics.best_AP if prior else {}
     best_ap = {name: ap for name, ap in before.items() if name in judged}
-    threshold = card.settings().threshold
-    numbers = Metrics(**metrics.evaluate(scores.confidences, scores.targets, view.classes, threshold, best_ap))
+    numbers = Metrics(
+        **metrics.evaluate(
+            scores.confidences,
+            scores.targets,
+            view.classes,
+            card.settings().threshold,
+            best_ap,
+            old=sum(name not in card.new for name in view.classes),
+            temperature=card.temperature,
+            thresholds=card.thresholds,
+        )
+    )
     numbers.write(metrics_out)
+    if evidence_out:
+        from csc.training.evidence import gather_evidence
+
+        gather_evidence(Path(model), view, scores, features, seconds).write(evidence_out)
     head = " · ".join(f"{name} {numbers[name]:.2f}" for name in ("mAP", "CF1", "OF1", "FPR", "forgetting"))
     rest = len(card.classes) - len(judged)
     classes = f"{len(judged)} classes" + (f"; they have no labels of the other {rest}" if rest else "")

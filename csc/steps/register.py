@@ -7,16 +7,25 @@ from csc.artifacts import Metrics, RegisteredTask, Run, TaskResult, Training
 from csc.model import ModelCard, fingerprint, read_card
 from csc.retry import with_retries
 from csc.serving.packaging import package_model
+from csc.tracking.evidence import keep_evidence
+from csc.tracking.files import SCORES, keep_file
 from csc.tracking.registry import keep_record, log_model, model_name, register_version
 from csc.tracking.runs import Tracker
 
 __all__ = ["register"]
 
-TRACKED = ("mAP", "CF1", "OF1", "CP", "CR", "OP", "OR", "FPR", "H", "ECE", "forgetting")
+TRACKED = (
+    *("mAP", "CF1", "OF1", "CP", "CR", "OP", "OR", "FPR", "H", "ECE", "forgetting"),
+    *("ECE_old", "ECE_new", "AECE", "AECE_old", "AECE_new"),
+    *("ECE_T", "ECE_old_T", "ECE_new_T", "AECE_T", "AECE_old_T", "AECE_new_T"),
+    *("CF1_own", "OF1_own", "temperature"),
+)
 
 
 @with_retries
-def register(model: str, metrics: str, test_view: str, out: str, prior: str = "") -> dict[str, str | int | float]:
+def register(
+    model: str, metrics: str, test_view: str, out: str, prior: str = "", evidence: str = "", scores: str = ""
+) -> dict[str, str | int | float]:
     """Register a model with its metrics, write `registered.json`, and return where the version is.
 
     Args:
@@ -25,6 +34,8 @@ def register(model: str, metrics: str, test_view: str, out: str, prior: str = ""
         test_view: `test.parquet`, noted as the data the metrics are of.
         out: file to write.
         prior: `registered.json` of the task before, whose results are carried on.
+        evidence: `evidence.parquet` of the task, kept for the report; none if empty.
+        scores: `scores.parquet` of the task, kept so that runs can be compared image by image; none if empty.
     """
     folder = Path(model)
     card, numbers, training = read_card(folder), Metrics.read(metrics), Training.read(folder / "training.json")
@@ -44,6 +55,10 @@ def register(model: str, metrics: str, test_view: str, out: str, prior: str = ""
     tracker.log_scenario(tracked)
     record = RegisteredTask(registered, results)
     keep_record(tracker, record)
+    if evidence:
+        keep_evidence(tracker, evidence)
+    if scores:
+        keep_file(tracker, scores, SCORES)
     tracker.finish()
     record.write(out)
     print(f"task {card.task}/{card.tasks}: {registered.uri} (alias task-{card.task:02d})")

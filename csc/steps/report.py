@@ -5,6 +5,7 @@ from csc.report.page import render
 from csc.report.table import markdown_table, text_table
 from csc.retry import with_retries
 from csc.storage import write_bytes
+from csc.tracking.evidence import fetch_evidence
 from csc.tracking.runs import finish_scenario
 
 __all__ = ["report"]
@@ -17,7 +18,7 @@ def report(registered: str, page_out: str, table_out: str) -> str:
     The scenario's run in MLflow gets the summary and the page.
     """
     final = RegisteredTask.read(registered)
-    page = render(final.run)
+    page = render(final.run, fetch_evidence(final.model.parent_run_id))
     write_bytes(page_out, page.encode())
     write_bytes(table_out, markdown_table(final.run).encode())
     finish_scenario(final.model.parent_run_id, final.run.summary, final.run.last.task, page)

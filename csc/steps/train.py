@@ -4,6 +4,7 @@ import contextlib
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,6 +83,7 @@ def train(
 def learn(config: str, split: str, train_view: str, out: str, prior: str, checkpoints: str, features: str) -> None:
     """Do the work of `train`, alone or as one of several processes; the first of them tracks and writes."""
     from csc.distributed.group import join_group
+    from csc.training.calibration import calibrate
     from csc.training.loop import Trainer
     from csc.training.optimiser import save_moments
     from csc.training.start import seed_everything, start_task
@@ -125,10 +127,11 @@ def learn(config: str, split: str, train_view: str, out: str, prior: str, checkp
         log = trainer.run()
         seconds = time.monotonic() - started
         memory = _remembered(trainer.objective, exemplars, view, task)
+        card = replace(start.card, calibration=calibrate(trainer.objective, prior_folder))
         if not group.is_main:
             return
         with atomic_folder(Path(out)) as folder:
-            save_network(start.network, start.card, folder)
+            save_network(start.network, card, folder)
             if settings.release_quirks.persist_optimizer:
                 save_moments(trainer.optimizer, start.network, folder / "optimizer.safetensors")
             if trainer.method.state:

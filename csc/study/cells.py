@@ -29,25 +29,15 @@ class DataSource:
 
 @dataclass(frozen=True)
 class Cell:
-    """One scenario run that a study asks for.
-
-    Attributes:
-        row: of the table.
-        scenario: which classes arrive when.
-        seed: of all random choices.
-        settings: overrides as JSON; what a pipeline is given.
-        config: all settings; None if they contradict each other.
-        source: the data; None if it is not known.
-        refused: why the cell cannot be run; empty if it can.
-    """
+    """One scenario run that a study asks for."""
 
     row: Row
     scenario: Scenario
     seed: int
-    settings: str
-    config: Config | None
-    source: DataSource | None
-    refused: str = ""
+    settings: str  # overrides as JSON; what a pipeline is given
+    config: Config | None  # all settings; None if they contradict each other
+    source: DataSource | None  # the data; None if it is not known
+    refused: str = ""  # why the cell cannot be run; empty if it can
 
     @property
     def name(self) -> str:
@@ -86,13 +76,9 @@ class Cell:
 
 
 def cells(study: Study, sources: Mapping[str, DataSource]) -> list[Cell]:
-    """All cells of a study, in the order of its table.
+    """All cells of a study, in the order of its table; `sources` are the data sets at hand, by name.
 
     Settings that contradict each other only leave out the cells that have them, unless that is all of them.
-
-    Args:
-        study: what to run.
-        sources: the data sets at hand, by name.
     """
     made = [
         _cell(study, row, Scenario.parse(name), seed, sources)
@@ -124,7 +110,7 @@ def _cell(study: Study, row: Row, scenario: Scenario, seed: int, sources: Mappin
     except BadConfig as error:
         refused = str(error)
     if source is None:
-        refused = f"no data set '{scenario.dataset}' at hand; name its place with --data"
+        refused = f"no data set '{scenario.dataset}' at hand; give its uri with --data"
     else:
         scenario.sizes(source.classes)  # nonsense is refused before anything is run
     settings = differences(scenario.dataset, config) if config else json.dumps(overrides, sort_keys=True)
@@ -133,25 +119,15 @@ def _cell(study: Study, row: Row, scenario: Scenario, seed: int, sources: Mappin
 
 @dataclass(frozen=True)
 class Result:
-    """What is known of a cell.
-
-    Attributes:
-        cell: the run.
-        metrics: after the last task, and the summary of all; empty unless it is finished.
-        curve: the mAP after each task.
-        facts: what the result stands on: `initialisation`, `data` and `code`.
-        run_id: of the tracked run.
-        missing: `failed` or `not run`; empty if it is finished.
-        reason: why it is missing.
-    """
+    """What is known of a cell."""
 
     cell: Cell
-    metrics: Mapping[str, float]
-    curve: tuple[float, ...] = ()
-    facts: Mapping[str, str] = field(default_factory=dict)
-    run_id: str = ""
-    missing: str = ""
-    reason: str = ""
+    metrics: Mapping[str, float]  # after the last task, and the summary of all; empty unless it is finished
+    curve: tuple[float, ...] = ()  # the mAP after each task
+    facts: Mapping[str, str] = field(default_factory=dict)  # what it stands on: `initialisation`, `data` and `code`
+    run_id: str = ""  # of the tracked run
+    missing: str = ""  # `failed` or `not run`; empty if it is finished
+    reason: str = ""  # why it is missing
 
     def fact(self, name: str) -> str:
         """One of the facts; `unknown` if the run does not say."""

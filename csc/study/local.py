@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 
 from csc.config.tree import flatten
 from csc.data.cores import cores
@@ -34,13 +33,7 @@ def distinct(cells: Iterable[Cell]) -> list[Cell]:
 
 
 def command_of(cell: Cell, workdir: str, options: Sequence[str] = ()) -> list[str]:
-    """The command line of a cell's run.
-
-    Args:
-        cell: to run.
-        workdir: folder of runs and results.
-        options: further words, the same for all cells.
-    """
+    """The command line of a cell's run; `options` are further words, the same for all cells."""
     settings = json.loads(cell.settings)
     method, seed = settings.pop("method"), settings.pop("seed")
     words = ["run", cell.scenario.name, "--method", method, "--seed", str(seed), "--workdir", workdir]
@@ -76,9 +69,9 @@ def run_cells(
     have_maps = set[object]()
     try:
         while waiting or running:
-            for cell in _startable(waiting, [run.cell.maps for run in running], have_maps, parallel - len(running)):
+            for cell in _startable(waiting, [run.cell for run in running], have_maps, parallel - len(running)):
                 waiting.remove(cell)
-                running.append(_Run.start(cell, command(cell), environment, ended, verbose))
+                running.append(_Run(cell, command(cell), environment, ended, verbose))
             run = ended.get()
             running.remove(run)
             have_maps.add(run.cell.maps)
@@ -108,16 +101,9 @@ def _environment(parallel: int) -> dict[str, str]:
     return {**os.environ, **missing}
 
 
-def _startable(waiting: Sequence[Cell], running: Sequence[object], have_maps: set[object], free: int) -> list[Cell]:
-    """The next cells to start: not those whose maps another one is about to make.
-
-    Args:
-        waiting: cells that have not begun.
-        running: the maps of those that have, empty for none.
-        have_maps: maps that are made.
-        free: how many may begin.
-    """
-    making, chosen = set(running) - have_maps, list[Cell]()
+def _startable(waiting: Sequence[Cell], running: Sequence[Cell], have_maps: set[object], free: int) -> list[Cell]:
+    """The next cells to start, at most `free`: not those whose maps another one is about to make."""
+    making, chosen = {cell.maps for cell in running} - have_maps, list[Cell]()
     for cell in waiting:
         if len(chosen) < free and (not cell.maps or cell.maps not in making):
             chosen.append(cell)
@@ -125,24 +111,16 @@ def _startable(waiting: Sequence[Cell], running: Sequence[object], have_maps: se
     return chosen
 
 
-@dataclass(eq=False)
 class _Run:
-    """The process of a cell, and the line of its output that says why it failed."""
+    """The process of a cell, and the line of its output that says why it failed; put into a queue when it has ended."""
 
-    cell: Cell
-    process: "subprocess.Popen[str]"
-    verbose: bool
-    started: float = field(default_factory=time.monotonic)
-    seconds: float = 0.0
-    error: str = ""
-    last_line: str = ""
-
-    @classmethod
-    def start(
-        cls, cell: Cell, command: Sequence[str], environment: dict[str, str], ended: "queue.Queue[_Run]", verbose: bool
-    ) -> "_Run":
-        """Start the command of a cell, which is put into a queue when it has ended."""
-        process = subprocess.Popen(
+    def __init__(
+        self, cell: Cell, command: Sequence[str], environment: dict[str, str], ended: "queue.Queue[_Run]", verbose: bool
+    ) -> None:
+        self.cell, self.verbose = cell, verbose
+        self.started, self.seconds = time.monotonic(), 0.0
+        self.error = self.last_line = ""
+        self.process = subprocess.Popen(
             command,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -151,9 +129,7 @@ class _Run:
             text=True,
             errors="replace",
         )
-        run = cls(cell, process, verbose)
-        threading.Thread(target=run._follow, args=(ended,), daemon=True).start()
-        return run
+        threading.Thread(target=self._follow, args=(ended,), daemon=True).start()
 
     def _follow(self, ended: "queue.Queue[_Run]") -> None:
         """Read the output to its end. Were nobody to read it, the process would stop when a buffer is full."""

@@ -1,15 +1,14 @@
-"""What came out of a study: our numbers over seeds, the paper's beside them, and what is missing."""
+"""What came out of a study: our numbers over seeds, the paper's with them, and what is missing."""
 
 import functools
-import math
-from collections.abc import Iterable, Iterator
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from csc.report.table import shortened
 from csc.report.text import printable
 from csc.study.cells import Result
-from csc.study.spec import COLUMNS, Reference, Row, Study
+from csc.study.spec import Reference, Row, Study
 
 __all__ = ["Entry", "Number", "Outcome", "shown"]
 
@@ -24,6 +23,15 @@ class Number:
     std: float | None
     n: int
 
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Number":
+        """Of at least one value."""
+        return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
+
+    def shown(self, column: str, pm: str = "±") -> str:
+        """As a table prints it."""
+        return shown(column, self.mean) + ("" if self.std is None else f"{pm}{shown(column, self.std)}")
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -37,11 +45,7 @@ class Entry:
     def number(self, column: str) -> Number | None:
         """Our number, of the seeds that are finished; None if there is none."""
         values = [value for result in self.results if (value := result.value(column)) is not None]
-        if not values:
-            return None
-        mean = math.fsum(values) / len(values)
-        spread = math.fsum((value - mean) ** 2 for value in values)
-        return Number(mean, math.sqrt(spread / (len(values) - 1)) if len(values) > 1 else None, len(values))
+        return Number.of(values) if values else None
 
     def difference(self, column: str) -> float | None:
         """Ours minus the paper's."""
@@ -58,7 +62,7 @@ class Entry:
     def curve(self) -> tuple[float, ...]:
         """The mAP after each task, as a mean over the finished seeds."""
         curves = [result.curve for result in self.results if result.curve]
-        return tuple(math.fsum(values) / len(values) for values in zip(*curves, strict=True))
+        return tuple(map(statistics.fmean, zip(*curves, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,7 @@ class Outcome:
         return found
 
     def reference(self, row: Row, scenario: str) -> Reference:
-        """The paper's numbers for a row; none beside numbers that are not of the test images."""
+        """The paper's numbers for a row; none for numbers that are not of the test images."""
         return Reference({}) if self.held_out else row.reference(scenario)
 
     def table(self, scenario: str) -> list[Entry]:
@@ -137,24 +141,6 @@ class Outcome:
         words += [] if len(seeds) == len(self.study.seeds) else [f"seed {', '.join(seeds)}"]
         return ", ".join(words)
 
-    def rankings(self) -> Iterator[str]:
-        """How the order that the paper claims fares here, a line for each scenario and claim."""
-        column = self.study.columns[0]
-        for scenario in self.study.scenarios:
-            means = {entry.row.name: number.mean for entry in self.table(scenario) if (number := entry.number(column))}
-            for chain in self.study.order:
-                ranked = [(name, means[row]) for name in chain if (row := self.study.ranked(name).name) in means]
-                if len(ranked) < 2:
-                    continue
-                claim = " > ".join(name for name, _ in ranked)
-                against = [
-                    f"{low} {shown(column, b)} is not below {high} {shown(column, a)}"
-                    for (high, a), (low, b) in pairwise(ranked)
-                    if a <= b
-                ]
-                verdict = "holds" if not against else "does not hold: " + ", ".join(against)
-                yield f"order of the paper by {COLUMNS[column]}, {scenario}: {claim}: {verdict}"
-
     def facts(self) -> list[str]:
         """What the results stand on; where cells differ in it, which ones."""
         finished = [result for result in self.results if not result.missing]
@@ -185,9 +171,9 @@ def _rows(results: Iterable[Result]) -> str:
 
 
 def shown(column: str, value: float) -> str:
-    """A number as the table prints it: H is no percentage, and small.
+    """A number as the table prints it: H and temperature are no percentages, and small.
 
     >>> shown("last_mAP", 74.123), shown("H", 5.361)
     ('74.1', '5.36')
     """
-    return f"{value:.2f}" if column == "H" else f"{value:.1f}"
+    return f"{value:.2f}" if column in ("H", "temperature") else f"{value:.1f}"

@@ -6,9 +6,9 @@ from csc.report import figures
 from csc.report.figures import escape
 from csc.report.page import page_of, table_row
 from csc.study.outcome import Outcome
-from csc.study.render import remarks, table_cells
+from csc.study.render import Table, remarks, tables
 
-__all__ = ["render"]
+__all__ = ["html_table", "render"]
 
 
 def render(outcome: Outcome) -> str:
@@ -16,8 +16,8 @@ def render(outcome: Outcome) -> str:
     done = sum(not result.missing for result in outcome.results)
     facts = "".join(f"<span>{escape(line)}</span><br/>" for line in outcome.facts())
     body = [f'<p class="facts">{facts}<span>{done} of {len(outcome.results)} cells finished</span></p>']
-    for scenario in outcome.study.scenarios:
-        body += [f"<h2>{escape(scenario)}</h2>", _table(outcome, scenario), _curves(outcome, scenario)]
+    for table in tables(outcome, pm="±"):
+        body += [f"<h2>{escape(table.title)}</h2>", html_table(table), _curves(outcome, table.title)]
     told = "".join(f"<li>{escape(line)}</li>" for line in remarks(outcome))
     body += [
         "<h2>Remarks</h2>",
@@ -26,13 +26,12 @@ def render(outcome: Outcome) -> str:
     return page_of(outcome.title, "\n".join([*body, f'<ul class="note">{told}</ul>']))
 
 
-def _table(outcome: Outcome, scenario: str) -> str:
-    head, rows = table_cells(outcome, scenario, pm="±")
-    body = "\n".join(table_row("td", row) for row in rows)
-    beside = "; paper is the paper's number, diff ours minus it" if outcome.compared(scenario) else ""
+def html_table(table: Table) -> str:
+    """A table with its note."""
+    body = "\n".join(table_row("td", row) for row in table.rows)
     return (
-        f"<p>Mean over seeds{beside}.</p>"
-        f'<div class="wide"><table class="tasks study"><thead>{table_row("th", head)}</thead>\n'
+        f"<p>{escape(table.note)}</p>"
+        f'<div class="wide"><table class="tasks study"><thead>{table_row("th", table.head)}</thead>\n'
         f"<tbody>{body}</tbody></table></div>"
     )
 

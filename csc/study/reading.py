@@ -5,16 +5,16 @@
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
-from msgspec import Meta, field
+from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from csc.config import methods, resolve
-from csc.config.reading import Settings, convert, load_yaml
+from csc.config.reading import convert, load_yaml
 from csc.config.tree import flatten, merged, nested
 from csc.errors import BadConfig, BadScenario
 from csc.report.paper import paper_rows
@@ -29,38 +29,23 @@ SHIPPED = tuple(sorted(path.stem for path in _FOLDER.glob("*.yaml")))
 Column = Annotated[str, Meta(pattern=rf"\A({'|'.join(COLUMNS)})\Z", description=f"one of {', '.join(COLUMNS)}")]
 
 
-class _Row(Settings, frozen=True):
-    """A row as it is written; see `Row`."""
-
-    label: str = ""
-    method: str = ""
-    group: str = ""
-    settings: dict[str, Any] = field(default_factory=dict)
-    by_scenario: dict[str, dict[str, Any]] = field(default_factory=dict)
-    paper: dict[str, Any] = field(default_factory=dict)
-
-
-class _File(Settings, frozen=True):
+class _File(Struct, frozen=True):
     """A study as it is written; see `Study`. `methods` are short for rows, `grid` multiplies the rows."""
 
     title: str = ""
     scenarios: tuple[str, ...] = ()
-    seeds: tuple[Annotated[int, Meta(ge=0)], ...] = Study.seeds
-    columns: tuple[Column, ...] = Study.columns
-    settings: dict[str, Any] = field(default_factory=dict)
+    seeds: tuple[Annotated[int, Meta(ge=0)], ...] = (0, 1, 2)
+    columns: tuple[Column, ...] = ("last_mAP", "last_CF1", "last_OF1", "avg_mAP")
+    settings: dict[str, Any] = {}
     groups: str = ""
-    rows: tuple[_Row, ...] = ()
+    rows: tuple[Row, ...] = ()
     methods: tuple[str, ...] = ()
-    grid: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    grid: dict[str, tuple[Any, ...]] = {}
     order: tuple[tuple[str, ...], ...] = ()
 
 
 def read_study(name: str) -> Study:
-    """Read a study strictly; whatever is wrong is one line with the file and the key.
-
-    Args:
-        name: of a shipped study, or a YAML file.
-    """
+    """Read a shipped study by its name, or a YAML file; what is wrong is one line with the file and the key."""
     path = _FOLDER / f"{name}.yaml" if name in SHIPPED else local_path(name)
     if not path.is_file():
         raise BadConfig(f"study '{name}': no such file; give a YAML file or one of {', '.join(SHIPPED)}")
@@ -80,17 +65,16 @@ def _study(name: str, file: _File) -> Study:
         _check(bool(values), key, "a list with at least one entry")
         _check(not any(item in values[:index] for index, item in enumerate(values)), key, "no entry twice")
     _settings(dict.fromkeys(file.grid, 0), "grid")
-    listed = file.rows or [_Row(label=method, method=method) for method in file.methods]
-    made = [_row(item, f"rows[{index}]") for index, item in enumerate(listed)]
-    rows = tuple(row for item in made for row in _multiplied(item, file.grid))
+    listed = file.rows or [Row(method, method) for method in file.methods]
+    checked = [_row(row, f"rows[{index}]") for index, row in enumerate(listed)]
+    rows = tuple(made for row in checked for made in _multiplied(row, file.grid))
     _check(len({row.name for row in rows}) == len(rows), "rows", "labels that differ, or groups that do")
     _check_order(file.order, rows)
-    scenarios = tuple(_scenario(item, f"scenarios[{index}]") for index, item in enumerate(file.scenarios))
     return Study(
         name=name,
         title=file.title,
         rows=rows,
-        scenarios=scenarios,
+        scenarios=tuple(_scenario(item, f"scenarios[{index}]") for index, item in enumerate(file.scenarios)),
         seeds=file.seeds,
         columns=file.columns,
         settings=_settings(file.settings, "settings"),
@@ -99,22 +83,21 @@ def _study(name: str, file: _File) -> Study:
     )
 
 
-def _row(item: _Row, where: str) -> Row:
+def _row(row: Row, where: str) -> Row:
+    """Check what a row says, and write scenarios and settings in the one form that all else reads."""
     for key in ("label", "method"):
-        if not getattr(item, key):
+        if not getattr(row, key):
             raise BadConfig(f"{where}.{key}: is missing")
-    if item.method not in methods():
-        raise BadConfig(f"{where}.method: '{item.method}' is not known; choose one of {', '.join(methods())}")
-    return Row(
-        label=item.label,
-        method=item.method,
-        group=item.group,
-        settings=_settings(item.settings, f"{where}.settings"),
+    if row.method not in methods():
+        raise BadConfig(f"{where}.method: '{row.method}' is not known; choose one of {', '.join(methods())}")
+    return replace(
+        row,
+        settings=_settings(row.settings, f"{where}.settings"),
         by_scenario={
             _scenario(name, f"{where}.by_scenario.{name}"): _settings(settings, f"{where}.by_scenario.{name}")
-            for name, settings in item.by_scenario.items()
+            for name, settings in row.by_scenario.items()
         },
-        paper=dict(_paper(name, value, item.method, f"{where}.paper.{name}") for name, value in item.paper.items()),
+        paper=dict(_paper(name, value, row.method, f"{where}.paper.{name}") for name, value in row.paper.items()),
     )
 
 
@@ -153,8 +136,12 @@ def _settings(content: Mapping[str, Any], where: str) -> dict[str, Any]:
     known = _known_settings()
     leaves = dict(flatten(content))
     for key, value in leaves.items():
-        if key not in known or key in ("method", "seed"):
-            raise BadConfig(f"{where}.{key}: {_no_such(key, known)}")
+        if key in ("method", "seed"):
+            raise BadConfig(f"{where}.{key}: not a setting here; the method stands in a row, seeds have their own list")
+        if key not in known:
+            below = sorted(name for name in known if name.startswith(f"{key.partition('.')[0]}."))
+            choices = below or sorted({name.partition(".")[0] for name in known})
+            raise BadConfig(f"{where}.{key}: no such setting; choose one of {', '.join(choices)}")
         _check(isinstance(value, str | int | float), f"{where}.{key}", f"one word or number, found {value!r}")
     return nested(leaves)
 
@@ -163,13 +150,6 @@ def _settings(content: Mapping[str, Any], where: str) -> dict[str, Any]:
 def _known_settings() -> frozenset[str]:
     """The settings that any method reads, each with its own head."""
     return frozenset(key for method in methods() for key in resolve("digits", {"method": method}).flat())
-
-
-def _no_such(key: str, known: Iterable[str]) -> str:
-    if key in ("method", "seed"):
-        return "has its own place: the method in a row, seeds beside the rows"
-    below = sorted(name for name in known if name.startswith(f"{key.partition('.')[0]}."))
-    return f"no such setting; choose one of {', '.join(below or sorted({name.partition('.')[0] for name in known}))}"
 
 
 def _check_order(order: Sequence[Sequence[str]], rows: Sequence[Row]) -> None:

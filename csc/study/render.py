@@ -2,16 +2,18 @@
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from csc.report.table import aligned, escape_markdown, width_of
 from csc.report.text import printable
-from csc.study.outcome import Entry, Outcome, shown
+from csc.study.claims import Claim, claims, explanation, interval_text, signed
+from csc.study.outcome import Entry, Outcome
 from csc.study.spec import COLUMNS
 
-__all__ = ["csv_lines", "latex", "markdown", "remarks", "table_cells", "text"]
+__all__ = ["Table", "as_markdown", "as_text", "csv_lines", "latex", "markdown", "remarks", "tables", "text"]
 
 _LATEX = {
     **{mark: f"\\{mark}" for mark in "&%$#_{}"},
@@ -21,39 +23,74 @@ _LATEX = {
     "±": r"$\pm$",
     "−": "$-$",
     "→": r"$\rightarrow$",
+    ">": "$>$",
     "β": r"$\beta$",
     "–": "--",
 }
 
 
-def table_cells(outcome: Outcome, scenario: str, pm: str = " ± ") -> tuple[list[str], list[list[str]]]:
-    """The head and the rows of a scenario's table, as text.
+@dataclass(frozen=True)
+class Table:
+    """A table as text."""
+
+    title: str
+    note: str  # what its numbers are
+    head: list[str]
+    rows: list[list[str]]
+    left: int  # how many columns are names, set to the left
+    splits: list[bool]  # for each row, whether a rule above it sets it apart from another group
+
+
+def tables(outcome: Outcome, pm: str = " ± ") -> Iterator[Table]:
+    """The tables of a study: one for each scenario, then its claims.
 
     The first columns are the row's label and, where rows have one, its group; then for each of the study's columns our
     number and, where the paper has any, the paper's and the difference.
     """
-    compared, groups = outcome.compared(scenario), any(row.group for row in outcome.study.rows)
-    head = ["", *([outcome.study.groups] if groups else [])]
-    for column in outcome.study.columns:
-        head += [COLUMNS[column], *(["paper", "diff"] if column in compared else [])]
+    study = outcome.study
+    groups = any(row.group for row in study.rows)
+    splits = [False, *(above.group != row.group for above, row in pairwise(study.rows))]
+    for scenario in study.scenarios:
+        compared = outcome.compared(scenario)
+        head = ["", *([study.groups] if groups else [])]
+        for column in study.columns:
+            head += [COLUMNS[column], *(["paper", "diff"] if column in compared else [])]
+        rows = []
+        for entry in outcome.table(scenario):
+            cells = [printable(entry.row.label), *([printable(entry.row.group)] if groups else [])]
+            for index, column in enumerate(study.columns):
+                cells.append(_ours(outcome, entry, column, pm) or (entry.missing if index == 0 else "") or "–")
+                if column in compared:
+                    cells += _paper(entry, column)
+            rows.append(cells)
+        note = "Mean over seeds" + ("; paper is the paper's number, diff ours minus it." if compared else ".")
+        yield Table(scenario, note, head, rows, 2 if groups else 1, splits)
+    if found := claims(outcome):
+        yield _claims(found, study.columns[0])
+
+
+def _claims(found: Sequence[Claim], column: str) -> Table:
+    """What came of the study's claims."""
+    paper = any(claim.paper is not None for claim in found)
+    head = ["", "scenario", "difference", "95 % interval", "seeds", "images", *(["paper"] if paper else []), "verdict"]
     rows = []
-    for entry in outcome.table(scenario):
-        cells = [printable(entry.row.label), *([printable(entry.row.group)] if groups else [])]
-        for index, column in enumerate(outcome.study.columns):
-            cells.append(_ours(outcome, entry, column, pm) or (entry.missing if index == 0 else "") or "–")
-            if column in compared:
-                cells += _paper(entry, column)
+    for claim in found:
+        sure = claim.interval
+        cells = [f"{printable(claim.higher)} > {printable(claim.lower)}", claim.scenario, signed(column, sure.mean)]
+        cells += [interval_text(column, sure), str(sure.seeds), f"{sure.images:,}" if sure.images else "–"]
+        cells += [*([signed(column, claim.paper) if claim.paper is not None else "–"] if paper else []), claim.verdict]
         rows.append(cells)
-    return head, rows
+    splits = [False, *(above.scenario != claim.scenario for above, claim in pairwise(found))]
+    note = "First minus second, paired over seeds and over resampled test images."
+    return Table(f"claims by {COLUMNS[column]}", note, head, rows, 2, splits)
 
 
 def _ours(outcome: Outcome, entry: Entry, column: str, pm: str) -> str:
     number = entry.number(column)
     if number is None:
         return ""
-    spread = "" if number.std is None else f"{pm}{shown(column, number.std)}"
     count = "" if number.n == len(outcome.study.seeds) else f" (n={number.n})"
-    return f"{shown(column, number.mean)}{spread}{count}"
+    return f"{number.shown(column, pm)}{count}"
 
 
 def _paper(entry: Entry, column: str) -> list[str]:
@@ -65,9 +102,7 @@ def _paper(entry: Entry, column: str) -> list[str]:
     star = "*" if entry.reference.note else ""
     if difference is None:
         return [printed + star, ""]
-    size = shown(column, abs(difference))
-    sign = "" if float(size) == 0 else "−" if difference < 0 else "+"
-    return [printed + star, sign + size]
+    return [printed + star, signed(column, difference)]
 
 
 def remarks(outcome: Outcome) -> list[str]:
@@ -77,57 +112,62 @@ def remarks(outcome: Outcome) -> list[str]:
         *(["± is the sample standard deviation over seeds; n is given where seeds are missing"] if several else []),
         *(f"* {note}" for note in outcome.notes()),
         *outcome.gaps(),
-        *outcome.rankings(),
+        *explanation(claims(outcome), outcome.study.columns[0]),
         *outcome.facts(),
     ]
 
 
 def text(outcome: Outcome) -> str:
     """Return the tables for a terminal."""
-    lines = [f" {printable(outcome.title)}"]
-    for scenario in outcome.study.scenarios:
-        head, rows = table_cells(outcome, scenario, pm="±")
-        widths = [max(width_of(row[column]) for row in [head, *rows]) for column in range(len(head))]
-        left = 2 if any(row.group for row in outcome.study.rows) else 1
-        body = [aligned(row, widths, left) for row in [head, *rows]]
+    return as_text(outcome.title, tables(outcome, pm="±"), remarks(outcome))
+
+
+def as_text(title: str, tables: Iterable[Table], remarks: Sequence[str]) -> str:
+    """Lay out tables for a terminal."""
+    lines = [f" {printable(title)}"]
+    for table in tables:
+        cells = [table.head, *table.rows]
+        widths = [max(map(width_of, column)) for column in zip(*cells, strict=True)]
+        body = [aligned(row, widths, table.left) for row in cells]
         rule = max(map(width_of, body)) + 1
-        lines += ["", f" {scenario}", "━" * rule, body[0], "─" * rule]
-        for line, splits in zip(body[1:], _splits(outcome), strict=True):
+        lines += ["", f" {table.title}", "━" * rule, body[0], "─" * rule]
+        for line, splits in zip(body[1:], table.splits, strict=True):
             lines += ["─" * rule, line] if splits else [line]
         lines.append("━" * rule)
-    return "\n".join([*lines, *(f" {line}" for line in remarks(outcome))])
+    return "\n".join([*lines, *(f" {line}" for line in remarks)])
 
 
 def markdown(outcome: Outcome) -> str:
     """Return the tables as Markdown."""
-    lines = [f"# {escape_markdown(outcome.title)}", ""]
-    for scenario in outcome.study.scenarios:
-        head, rows = table_cells(outcome, scenario)
-        left = 2 if any(row.group for row in outcome.study.rows) else 1
-        rule = [":--"] * left + ["--:"] * (len(head) - left)
-        lines += [f"## {scenario}", ""]
-        escaped = [[escape_markdown(cell) for cell in row] for row in (head, *rows)]
-        lines += ["| " + " | ".join(row) + " |" for row in (escaped[0], rule, *escaped[1:])]
+    return as_markdown(outcome.title, tables(outcome), remarks(outcome))
+
+
+def as_markdown(title: str, tables: Iterable[Table], remarks: Sequence[str]) -> str:
+    """Lay out tables as Markdown."""
+    lines = [f"# {escape_markdown(title)}", ""]
+    for table in tables:
+        rule = [":--"] * table.left + ["--:"] * (len(table.head) - table.left)
+        head, *rows = [[escape_markdown(cell) for cell in row] for row in (table.head, *table.rows)]
+        lines += [f"## {table.title}", ""]
+        lines += ["| " + " | ".join(row) + " |" for row in (head, rule, *rows)]
         lines.append("")
-    return "\n".join([*lines, *(f"- {escape_markdown(line)}" for line in remarks(outcome)), ""])
+    return "\n".join([*lines, *(f"- {escape_markdown(line)}" for line in remarks), ""])
 
 
 def latex(outcome: Outcome) -> str:
     """Return the tables as LaTeX; they need the package booktabs."""
     lines = [f"% {printable(outcome.title)}: \\usepackage{{booktabs}}"]
-    for scenario in outcome.study.scenarios:
-        head, rows = table_cells(outcome, scenario)
-        left = 2 if any(row.group for row in outcome.study.rows) else 1
+    for table in tables(outcome):
         lines += [
             r"\begin{table}",
             r"  \centering",
-            f"  \\caption{{{escape_latex(outcome.title)}, {escape_latex(scenario)}}}",
-            f"  \\begin{{tabular}}{{{'l' * left}{'r' * (len(head) - left)}}}",
+            f"  \\caption{{{escape_latex(outcome.title)}, {escape_latex(table.title)}}}",
+            f"  \\begin{{tabular}}{{{'l' * table.left}{'r' * (len(table.head) - table.left)}}}",
             r"    \toprule",
-            f"    {_latex_row(head)}",
+            f"    {_latex_row(table.head)}",
             r"    \midrule",
         ]
-        for row, splits in zip(rows, _splits(outcome), strict=True):
+        for row, splits in zip(table.rows, table.splits, strict=True):
             lines += [r"    \midrule"] if splits else []
             lines.append(f"    {_latex_row(row)}")
         lines += [r"    \bottomrule", r"  \end{tabular}", r"\end{table}"]
@@ -145,12 +185,6 @@ def escape_latex(words: str) -> str:
 
 def _latex_row(cells: Sequence[str]) -> str:
     return " & ".join(map(escape_latex, cells)) + r" \\"
-
-
-def _splits(outcome: Outcome) -> list[bool]:
-    """For each row, whether a rule above it sets it apart from another group."""
-    rows = outcome.study.rows
-    return [False, *(above.group != row.group for above, row in pairwise(rows))] if rows else []
 
 
 def csv_lines(outcome: Outcome) -> str:

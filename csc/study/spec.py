@@ -2,8 +2,10 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from csc.config.tree import flatten, merged, nested
 from csc.errors import BadConfig
@@ -21,6 +23,20 @@ COLUMNS = {
     "H": "H",
     "FPR": "FPR",
     "ECE": "ECE",
+    "ECE_old": "ECE old",
+    "ECE_new": "ECE new",
+    "ECE_T": "ECE/T",
+    "ECE_old_T": "ECE old/T",
+    "ECE_new_T": "ECE new/T",
+    "AECE": "AECE",
+    "AECE_old": "AECE old",
+    "AECE_new": "AECE new",
+    "AECE_T": "AECE/T",
+    "AECE_old_T": "AECE old/T",
+    "AECE_new_T": "AECE new/T",
+    "CF1_own": "CF1 own",
+    "OF1_own": "OF1 own",
+    "temperature": "T",
     "CP": "CP",
     "CR": "CR",
     "OP": "OP",
@@ -38,26 +54,15 @@ class Reference:
     note: str = ""
 
 
-@dataclass(frozen=True)
-class Row:
-    """One row of a table.
+class Row(msgspec.Struct, frozen=True):
+    """One row of a table, as a study's file has it."""
 
-    Attributes:
-        label: its name in print.
-        method: learning method.
-        group: what several rows share, such as the buffer size `20/class`; with the label it is unique.
-        settings: overrides that make this row.
-        by_scenario: further overrides, by scenario.
-        paper: the paper's numbers by scenario and column; under `buffer`, the row of the paper's tables 1 and 2 that
-            has them.
-    """
-
-    label: str
-    method: str
-    group: str = ""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    by_scenario: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    paper: Mapping[str, Any] = field(default_factory=dict)
+    label: str = ""  # its name in print
+    method: str = ""  # learning method
+    group: str = ""  # what several rows share, such as the buffer size `20/class`; with the label it is unique
+    settings: dict[str, Any] = {}  # overrides that make this row
+    by_scenario: dict[str, dict[str, Any]] = {}  # further overrides, by scenario
+    paper: dict[str, Any] = {}  # the paper's numbers by scenario, or `buffer`: which row of its tables 1 and 2 has them
 
     @property
     def name(self) -> str:
@@ -74,43 +79,22 @@ class Row:
         return Reference({})
 
 
-@dataclass(frozen=True)
-class Study:
-    """Which runs a study is made of, and what its table shows.
+class Study(msgspec.Struct, frozen=True):
+    """Which runs a study is made of, and what its table shows."""
 
-    Attributes:
-        name: of the file.
-        title: one line.
-        rows: of the table.
-        scenarios: one table each.
-        seeds: each row is run with each of them.
-        columns: names from `COLUMNS`.
-        settings: overrides for all rows; a row's own win.
-        groups: what the rows' groups are, for the head of their column.
-        order: names of rows as the paper ranks them by the first column, best first; several rankings are possible.
-        overrides: settings that win over everything in the file, from the command line.
-    """
-
-    name: str
+    name: str  # of the file
     title: str
     rows: tuple[Row, ...]
-    scenarios: tuple[str, ...]
-    seeds: tuple[int, ...] = (0, 1, 2)
-    columns: tuple[str, ...] = ("last_mAP", "last_CF1", "last_OF1", "avg_mAP")
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    groups: str = ""
-    order: tuple[tuple[str, ...], ...] = ()
-    overrides: Mapping[str, Any] = field(default_factory=dict)
+    scenarios: tuple[str, ...]  # one table each
+    seeds: tuple[int, ...] = (0, 1, 2)  # each row is run with each of them
+    columns: tuple[str, ...] = ("last_mAP", "last_CF1", "last_OF1", "avg_mAP")  # of `COLUMNS`
+    settings: dict[str, Any] = {}  # overrides for all rows; a row's own win
+    groups: str = ""  # what the rows' groups are, for the head of their column
+    order: tuple[tuple[str, ...], ...] = ()  # rows as the paper ranks them by the first column, best first
+    overrides: dict[str, Any] = {}  # settings of the command line, which win over all others
 
     def settings_of(self, row: Row, scenario: str, seed: int, *, own: bool = False) -> dict[str, Any]:
-        """The overrides that make one cell.
-
-        Args:
-            row: of the table.
-            scenario: name.
-            seed: of the run.
-            own: only those keys that the row sets itself.
-        """
+        """The overrides that make one cell; with `own` only those keys that the row sets itself."""
         of_row = (row.settings, row.by_scenario.get(scenario, {}))
         whole = dict(flatten(merged(self.settings, *of_row, self.overrides)))
         kept = dict(flatten(merged(*of_row))) if own else whole
@@ -148,7 +132,7 @@ class Study:
         order = [tuple(name for name in chain if name in kept) for chain in self.order]
         tables = tuple(dict.fromkeys(Scenario.parse(name).name for name in scenarios or self.scenarios))
         elsewhere = [name for name in tables if name not in self.scenarios]
-        return replace(
+        return msgspec.structs.replace(
             self,
             title=f"{self.title}; its rows on {', '.join(elsewhere)}" if elsewhere else self.title,
             rows=tuple(rows),
@@ -161,18 +145,6 @@ class Study:
     def ranked(self, name: str) -> Row:
         """The row that `order` means by a name: a label, with the group where the label alone is not enough."""
         return next(row for row in self.rows if name in (row.label, row.name))
-
-    def to_json(self) -> str:
-        """The study as a pipeline parameter."""
-        return json.dumps(asdict(self), sort_keys=True)
-
-    @classmethod
-    def from_json(cls, text: str) -> "Study":
-        """Read back what `to_json` wrote."""
-        content = json.loads(text)
-        lists = {key: tuple(content[key]) for key in ("scenarios", "seeds", "columns")}
-        rows = tuple(Row(**row) for row in content["rows"])
-        return cls(**{**content, **lists, "rows": rows, "order": tuple(map(tuple, content["order"]))})
 
 
 def _check_choice(chosen: Mapping[str, Sequence[Any] | None], overrides: Mapping[str, Any]) -> None:

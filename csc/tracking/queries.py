@@ -17,6 +17,7 @@ __all__ = [
     "close_runs",
     "curve",
     "finished_runs",
+    "newest_runs",
     "progress_since",
     "reach",
     "with_tags",
@@ -75,6 +76,18 @@ def finished_runs(scenario: str) -> list[ScenarioRun]:
     with translate_errors():
         found = _search(connect(), {"csc.role": "scenario", "csc.scenario": scenario}, status="FINISHED")
         return [_scenario_run(run) for run in found]
+
+
+def newest_runs(count: int) -> list[str]:
+    """The ids of the scenario runs that were finished last, newest first."""
+    if nothing_tracked():
+        return []
+    query = f"{with_tags({'csc.role': 'scenario'})} and attributes.status = 'FINISHED'"
+    with translate_errors():
+        client = connect()
+        newest = ["attributes.end_time DESC"]
+        found = client.search_runs(_experiments(client), query, max_results=count, order_by=newest)
+        return [str(run.info.run_id) for run in found]
 
 
 def curve(run_id: str) -> tuple[float, ...]:

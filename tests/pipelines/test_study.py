@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 
+import msgspec
 import pytest
 import yaml
 from google.protobuf import json_format
@@ -126,8 +127,8 @@ def test_the_tables_come_last_whatever_becomes_of_the_cells(compiled):
     assert not last["cachingOptions"].get("enableCache")
     order = json.loads(last["inputs"]["parameters"]["order"]["runtimeValue"]["constant"])
     assert order["tried"] == [1, 2, 3]
-    assert order["places"]["voc"] == {"data": "/data/voc", "classes": 20}
-    assert Study.from_json(json.dumps(order["study"])) == study
+    assert order["sources"]["voc"] == {"data": "/data/voc", "classes": 20, "fingerprint": ""}
+    assert msgspec.convert(order["study"], Study) == study
 
 
 def test_cells_that_cannot_be_run_are_left_out(compiled):
@@ -369,8 +370,8 @@ def test_a_dry_run_lists_every_cell_and_writes_nothing(voc, tmp_path, capsys, mo
     assert capsys.readouterr().out.splitlines() == [
         "to run    voc-b0c4 · LwF (0) · seed 0",
         "to run    voc-b0c4 · CSC (0) · seed 0",
-        "not run   coco-b0c10 · LwF (0) · seed 0: no data set 'coco' at hand; name its place with --data",
-        "not run   coco-b0c10 · CSC (0) · seed 0: no data set 'coco' at hand; name its place with --data",
+        "not run   coco-b0c10 · LwF (0) · seed 0: no data set 'coco' at hand; give its uri with --data",
+        "not run   coco-b0c10 · CSC (0) · seed 0: no data set 'coco' at hand; give its uri with --data",
         "4 cells, 0 finished, 2 to run",
     ]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["voc"]
@@ -394,12 +395,12 @@ def test_a_dry_run_lists_every_cell_and_writes_nothing(voc, tmp_path, capsys, mo
             "train.epoch: no row of study 'table2' reads such a setting",
         ),
         (["table2", "--compile", "x.txt"], "--compile x.txt: expected a file name that ends in .yaml"),
-        (["table2"], "no data set 'voc' at hand; name its place with --data"),
+        (["table2"], "no data set 'voc' at hand; give its uri with --data"),
         (["table2", "--data", "coco=VOC"], "holds the data set 'voc'"),
         (["table2", "--data", "VOC", "--data", "voc=VOC/."], "/voc/.: the data set 'voc' was given before; give one"),
         (
             ["table2", "--data", "s3://b/1", "--data", "voc=s3://b/2", "--compile", "x.yaml"],
-            "--data s3://b/2: the data set 'voc' was given before; give one place for each",
+            "--data s3://b/2: the data set 'voc' was given before; give one uri for each",
         ),
         (["table1", "--data", "VOC"], "--data: gives voc, but the scenarios of study 'table1' need coco"),
         (

@@ -33,7 +33,9 @@ def test_what_is_written_is_read_back(contract: Any, tmp_path: Path):
 
 
 def without_a_key(content: dict[str, Any]) -> str:
-    return f"missing key '{content.popitem()[0]}'"
+    key = next(iter(content))
+    del content[key]
+    return f"missing key '{key}'"
 
 
 def with_a_key_too_many(content: dict[str, Any]) -> str:

@@ -1,7 +1,6 @@
 import json
 import math
 import warnings
-from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -49,14 +48,11 @@ def test_precision_recall_f1_equal_scikit_learn(shape, threshold, seed):
     scores, targets = random_case(*shape, seed)
     predicted = scores > threshold
     ours = metrics.precision_recall_f1(scores, targets, threshold)
-    for average, (precision, recall, f1) in {
-        "macro": (ours.CP, ours.CR, ours.CF1),
-        "micro": (ours.OP, ours.OR, ours.OF1),
-    }.items():
+    for average, names_of in {"macro": ("CP", "CR", "CF1"), "micro": ("OP", "OR", "OF1")}.items():
         # Twice side by side, which changes no mean: scikit-learn would read a single column as a binary problem.
         wide_targets, wide_predicted = (np.hstack([part, part]) for part in (targets, predicted))
         expected = precision_recall_fscore_support(wide_targets, wide_predicted, average=average, zero_division=0)
-        assert (precision, recall, f1) == pytest.approx(expected[:3], abs=1e-12)
+        assert [ours[name] for name in names_of] == pytest.approx(expected[:3], abs=1e-12)
 
 
 # ---- by hand
@@ -88,20 +84,20 @@ def test_thresholded_metrics_by_hand():
         "OR": 2 / 4,
         "OF1": 2 * (2 / 3) * (1 / 2) / (2 / 3 + 1 / 2),
     }
-    assert asdict(metrics.precision_recall_f1(scores, targets)) == pytest.approx(expected)
+    assert metrics.precision_recall_f1(scores, targets) == pytest.approx(expected)
 
 
 def test_cf1_is_the_mean_of_f1_and_not_the_f1_of_the_means():
     # a: P 1, R 1/2      b: P 1/2, R 1
     ours = metrics.precision_recall_f1(np.array([[0.9, 0.9], [0.1, 0.9]]), np.array([[True, True], [True, False]]))
-    assert (ours.CP, ours.CR) == (3 / 4, 3 / 4)
-    assert round(ours.CF1, 12) == round(2 / 3, 12)
+    assert (ours["CP"], ours["CR"]) == (3 / 4, 3 / 4)
+    assert round(ours["CF1"], 12) == round(2 / 3, 12)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_score_equal_to_the_threshold_is_not_predicted(dtype):
     scores = np.array([[0.8]], dtype=dtype)
-    assert metrics.precision_recall_f1(scores, np.array([[True]])).OR == 0.0
+    assert metrics.precision_recall_f1(scores, np.array([[True]]))["OR"] == 0.0
     assert metrics.evaluate(scores, np.array([[False]]), ["a"])["FPR"] == 0.0
 
 
@@ -126,6 +122,41 @@ def test_calibration_error_by_hand():
     assert metrics.expected_calibration_error(scores, ~right) == pytest.approx(0.95)
     half = np.array([[True, False], [False, False]])
     assert metrics.expected_calibration_error(scores, half) == pytest.approx((0.45 + 0.05) / 2)
+
+
+def test_adaptive_calibration_error_looks_into_the_crowd_near_zero():
+    scores = np.repeat([0.01, 0.02, 0.06], 100)[:, None]
+    targets = np.concatenate([np.arange(100) < 6, np.arange(100) < 2, np.arange(100) < 1])[:, None]
+    assert metrics.expected_calibration_error(scores, targets) == pytest.approx(
+        0.0, abs=1e-12
+    )  # they cancel in one bin
+    adaptive = metrics.expected_calibration_error(scores, targets, adaptive=True)
+    assert adaptive == pytest.approx((0.05 + 0.0 + 0.05) / 3)
+
+
+def test_calibration_is_told_apart_for_old_and_new_classes_and_after_scaling():
+    logit = np.log(0.9 / 0.1)
+    scores = np.array([[1 / (1 + np.exp(-2 * logit)), 0.25]] * 100)  # of the old class twice too confident
+    targets = np.stack([np.arange(100) < 90, np.arange(100) < 25], axis=1)
+    found = metrics.calibration_errors(scores, targets, 1, temperature=2.0)
+    assert found["ECE_old"] == pytest.approx(scores[0, 0] - 0.9)
+    assert found["ECE_new"] == pytest.approx(0.0, abs=1e-9)
+    assert found["ECE_old_T"] == pytest.approx(0.0, abs=1e-6)
+    assert found["ECE_new_T"] > 0.05
+    assert found["ECE"] == pytest.approx((found["ECE_old"] + found["ECE_new"]) / 2)
+    assert metrics.calibration_errors(scores, targets, 0)["AECE_old"] == 0.0
+
+
+def test_scaling_by_1_changes_nothing_and_keeps_the_ends_finite():
+    scores = np.array([0.0, 1e-6, 0.3, 0.999, 1.0], np.float32)
+    np.testing.assert_allclose(metrics.scaled(scores, 1.0), scores, atol=1e-7)
+    assert np.all((metrics.scaled(scores, 0.2) >= 0) & (metrics.scaled(scores, 0.2) <= 1))
+
+
+def test_f1_at_the_models_own_thresholds_stands_next_to_the_papers():
+    scores, targets = np.array([[0.6, 0.7], [0.2, 0.9]]), np.array([[True, False], [False, True]])
+    found = metrics.evaluate(scores, targets, ["a", "b"], thresholds={"a": 0.5})
+    assert (found["CF1"], found["CF1_own"], found["OF1_own"]) == (50.0, 100.0, 100.0)  # b has the threshold of all, 0.8
 
 
 def test_confidence_histogram_closes_the_last_bin():
@@ -260,7 +291,6 @@ LABELS = np.array([[False, True], [True, False]])
         (GOOD, LABELS, ["a", "a"], {}, "different class names"),
         (GOOD, LABELS.astype(np.int8), ["a", "b"], {}, "booleans"),
         (GOOD, LABELS, ["a", "b"], {"c": 50.0}, "not evaluated: c"),
-        (GOOD, LABELS, ["a", "b"], {"a": math.nan}, "best AP of a"),
     ],
 )
 def test_bad_inputs_are_refused_in_one_line(scores, targets, classes, best_ap, message):

@@ -8,17 +8,24 @@ from datetime import date
 from html.parser import HTMLParser
 from pathlib import Path
 
+import msgspec
+import numpy as np
 import pytest
 import yaml
 from msgspec.structs import asdict
 
+from csc.artifacts import Scores
 from csc.config import resolve
 from csc.errors import BadConfig, BadScenario
+from csc.metrics import average_precision
 from csc.report.paper import paper_rows
 from csc.scenario import PAPER_SCENARIOS, Scenario
 from csc.study import cells as cells_module
+from csc.study import claims as claims_module
 from csc.study.cells import DataSource, cells, results
+from csc.study.claims import Resampled, claims
 from csc.study.files import write_files
+from csc.study.intervals import _weights, difference, resampled_map
 from csc.study.outcome import Outcome
 from csc.study.page import render
 from csc.study.reading import SHIPPED, read_study
@@ -58,7 +65,7 @@ def test_every_shipped_study_can_be_run_as_it_is(name):
     made = cells(study, SOURCES)
     assert len(made) == len(study.scenarios) * len(study.rows) * len(study.seeds)
     assert {cell.refused for cell in made} == {""}
-    assert Study.from_json(study.to_json()) == study
+    assert msgspec.convert(msgspec.to_builtins(study), Study) == study
 
 
 @pytest.mark.parametrize("name", ["table1", "table2"])
@@ -134,7 +141,7 @@ def test_rows_that_mean_the_papers_components_set_them():
         ({"columns": ["mAP"]}, "columns[0]=mAP: expected one of last_mAP, "),
         ({"settings": {"memory": {"per_clas": 5}}}, "settings.memory.per_clas: no such setting; choose one of memory."),
         ({"settings": {"trian.lr": 1}}, "settings.trian.lr: no such setting; choose one of agcn, "),
-        ({"settings": {"seed": 1}}, "settings.seed: has its own place"),
+        ({"settings": {"seed": 1}}, "settings.seed: not a setting here"),
         ({"settings": [1]}, "settings=a list: expected names with values"),
         ({"settings": {"init": date(2024, 7, 1)}}, "settings.init: expected one word or number, found datetime.date("),
         ({"settings": {"init": ["hub"]}}, "settings.init: expected one word or number, found ['hub']"),
@@ -285,7 +292,7 @@ def test_cells_that_cannot_be_run_say_why_and_leave_the_others_alone(written):
     reasons = {cell.name: cell.refused for cell in made}
     assert reasons["voc-b0c4 · csc · seed 0"] == ""
     assert "method 'l2p' works by changing the backbone" in reasons["voc-b0c4 · l2p · seed 0"]
-    assert reasons["coco-b0c10 · csc · seed 0"] == "no data set 'coco' at hand; name its place with --data"
+    assert reasons["coco-b0c10 · csc · seed 0"] == "no data set 'coco' at hand; give its uri with --data"
     assert made[0].config == resolve("voc", {"method": "csc", "seed": 0, "backbone": {"frozen": True}})
 
 
@@ -337,6 +344,7 @@ def server(monkeypatch):
     known = Server()
     monkeypatch.setattr(cells_module, "finished_runs", lambda scenario: known.runs)
     monkeypatch.setattr(cells_module, "curve", lambda run_id: known.curves[run_id])
+    monkeypatch.setattr(claims_module, "resampled", lambda run_id, task: None)
     return known
 
 
@@ -414,23 +422,113 @@ EXPECTED = """\
  ER           2/class    70.2±0.4   67.7  +2.5     80.2±0.4   82.6   −2.3
  KRT-R        2/class     not run  83.4*                  –  90.7*
 ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━
+
+ claims by last mAP
+━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━
+                     scenario  difference  95 % interval  seeds  images  paper  verdict
+────────────────────────────────────────────────────────────────────────────────────────
+ CSC > AGCN          voc-b0c4       +12.0              –      1       –  +11.7     open
+ AGCN > Fine-Tuning  voc-b0c4       +14.0              –      1       –  +10.5     open
+━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━
  ± is the sample standard deviation over seeds; n is given where seeds are missing
  * as reported by the KRT paper: KRT-R (2/class)
  failed (1 of 10 cells): AGCN (0), seed 1: CUDA out of memory
  not run (2 of 10 cells): KRT-R (2/class): not started or not finished
- order of the paper by last mAP, voc-b0c4: CSC > AGCN > Fine-Tuning: holds
+ claims by last mAP: 2 open; one holds if its whole interval is above zero, level if zero is in it
+ intervals are paired over seeds, and over test images by bootstrap where their scores are kept
+ open: one seed says nothing of how the methods do with others
  seeds 0, 1 · data voc vvvvvvvvvvvv
  initialisation scratch
  code CODE"""
 
 
-def test_the_paper_order_is_checked_on_what_is_there(outcome, server):
-    claim = "order of the paper by last mAP, voc-b0c4: CSC > AGCN > Fine-Tuning"  # of KRT-R > ER only one is there
-    assert list(outcome.rankings()) == [f"{claim}: holds"]
-    server.runs[0].metrics["last_mAP"] = 90.0
-    again = Outcome(outcome.study, tuple(results([result.cell for result in outcome.results])))
-    against = "Fine-Tuning 76.0 is not below AGCN 74.0"
-    assert list(again.rankings()) == [f"{claim}: does not hold: {against}"]
+def scores_like(last, images=400, seed=0, noise=0.3):
+    """Scores of two classes, better the smaller the noise; the same images for all."""
+    generator = np.random.default_rng(1)
+    targets = generator.random((images, 2)) < 0.3
+    draws = np.random.default_rng([seed, int(last)]).random((images, 2))
+    return Scores(np.clip((1 - noise) * targets + noise * draws, 0, 1).astype(np.float32), targets, ("a", "b"))
+
+
+def verdicts(outcome):
+    return {(claim.higher, claim.lower): claim.verdict for claim in claims(outcome)}
+
+
+def test_claims_are_checked_on_what_is_there(outcome):
+    found = claims(outcome)  # of KRT-R > ER only one is there
+    assert [(claim.higher, claim.lower) for claim in found] == [("CSC", "AGCN"), ("AGCN", "Fine-Tuning")]
+    assert found[0].interval.mean == pytest.approx(12.0)  # seed 0 alone is in both
+    assert found[0].paper == pytest.approx(85.1 - 73.4)
+    assert verdicts(outcome) == {("CSC", "AGCN"): "open", ("AGCN", "Fine-Tuning"): "open"}
+
+
+@pytest.fixture
+def two_rows(written, server):
+    """A study of two rows with the last mAP of each seed."""
+
+    def make(first, second):
+        study = written({**MINE, "order": [["csc", "lwf"]], "seeds": list(range(len(first)))})
+        for cell in (asked := cells(study, SOURCES)):
+            server.finish(cell, (first if cell.row.label == "csc" else second)[cell.seed])
+        return Outcome(study, tuple(results(asked)))
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "verdict"),
+    [
+        ((72.7, 72.7, 72.7), (72.5, 72.9, 72.1), "level"),  # a positive difference of means is no claim
+        ((80.1, 80.3, 80.2), (70.2, 70.1, 70.4), "holds"),
+        ((70.2, 70.1, 70.4), (80.1, 80.3, 80.2), "does not hold"),
+        ((80.0, 60.0, 70.0), (79.0, 59.1, 68.9), "holds"),  # seeds vary more than the methods differ, but both alike
+        ((80.0,), (70.0,), "open"),
+    ],
+    ids=str,
+)
+def test_a_claim_stands_on_the_differences_of_paired_seeds(two_rows, first, second, verdict):
+    assert verdicts(two_rows(first, second)) == {("csc", "lwf"): verdict}
+
+
+def test_test_images_widen_the_interval_and_are_drawn_alike_for_both_runs(two_rows, monkeypatch):
+    noises = {"run0": 0.9, "run1": 0.9, "run2": 0.5, "run3": 0.5}
+    kept = {run: scores_like(0, noise=noise) for run, noise in noises.items()}
+
+    def resampled(run_id, task):
+        assert task == 5
+        return Resampled(resampled_map(kept[run_id]), 400, "same")
+
+    monkeypatch.setattr(claims_module, "resampled", resampled)
+    level = two_rows((60.4, 60.6), (60.3, 60.5))
+    (claim,) = claims(level)
+    assert (claim.interval.seeds, claim.interval.images) == (2, 400)
+    assert claim.verdict == "level"
+    assert claim.interval.high - claim.interval.low > 1
+    monkeypatch.setattr(claims_module, "resampled", lambda run_id, task: Resampled(np.zeros(200), 400, run_id))
+    (claim,) = claims(level)  # not the same test images
+    assert claim.interval.images == 0
+
+
+def test_resampled_average_precision_is_that_of_the_images_drawn():
+    scores = scores_like(0, images=60)
+    scores = Scores(np.round(scores.confidences, 1), scores.targets, scores.classes)  # with ties
+    draws, weights = resampled_map(scores), _weights(60, 1000)
+    for draw in range(0, 1000, 97):
+        rows = np.repeat(np.arange(60), weights[:, draw].astype(int))
+        expected = 100 * average_precision(scores.confidences[rows], scores.targets[rows]).mean()
+        assert draws[draw] == pytest.approx(expected, abs=1e-4)
+
+
+def test_an_interval_covers_the_true_difference_about_as_often_as_it_says():
+    generator = np.random.default_rng(0)
+    covered = 0
+    for _ in range(200):
+        seeds = generator.normal(1.0, 0.5, 3)
+        of_images = generator.normal(0, 0.8)
+        draws = seeds.mean() + of_images + generator.normal(0, 0.8, 300)
+        found = difference([(value + of_images, 0.0) for value in seeds], [(draws, np.zeros(300))] * 3, 100)
+        covered += found.low <= 1.0 <= found.high
+    assert 0.93 <= covered / 200 <= 1.0
 
 
 def test_markdown_has_the_same_cells(outcome):
@@ -445,7 +543,7 @@ def test_markdown_has_the_same_cells(outcome):
 def test_latex_has_the_same_cells_and_escapes_what_is_not_text(outcome, written, server):
     page = latex(outcome)
     assert r"CSC & 0 & 85.5 $\pm$ 0.7 & 85.1 & +0.4 & 95.5 $\pm$ 0.7 & 90.4 & +5.1 \\" in page
-    assert page.count(r"\begin{tabular}{llrrrrrr}") == 1
+    assert page.count(r"\begin{tabular}{llrrrrrr}") == 2  # and the claims
     for environment in ("table", "tabular"):
         assert page.count(f"\\begin{{{environment}}}") == page.count(f"\\end{{{environment}}}")
     row = {"label": r"50% & \more_{x}", "method": "csc"}
@@ -568,7 +666,7 @@ def test_a_study_of_nothing_finished_still_has_its_tables(written, server):
     assert "not run (6 of 6 cells): all rows: not started or not finished" in text(outcome)
     assert "paper" not in text(outcome).split("±")[0]
     assert "<polyline" not in render(outcome)
-    assert list(outcome.rankings()) == []
+    assert claims(outcome) == []
 
 
 def test_all_files_are_written_under_the_name_of_the_study(outcome, tmp_path):

@@ -1,0 +1,46 @@
+"""`csc compare`: runs of the tracking store next to each other, as a table and a page."""
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from csc.cli.command import Command
+from csc.cli.workdir import tracked_workdir, workdir_argument
+from csc.errors import BadConfig
+from csc.storage import local_path, write_bytes
+
+__all__ = ["COMPARE"]
+
+
+def _arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "runs",
+        nargs="*",
+        metavar="RUN",
+        help="id or name of a run, a scenario or models:/NAME@ALIAS; the others are compared with the first",
+    )
+    parser.add_argument("--last", type=int, metavar="N", help="the N runs that were finished last, oldest first")
+    parser.add_argument("-o", "--output", metavar="FILE", help="page to write (default: WORKDIR/comparison.html)")
+    workdir_argument(parser)
+
+
+def _compare(arguments: Namespace) -> int:
+    if bool(arguments.runs) == (arguments.last is not None):
+        raise BadConfig("csc compare: name at least two runs, or give --last N")
+    if len(arguments.runs) == 1 or (arguments.last is not None and arguments.last < 2):
+        raise BadConfig("csc compare: expected at least two runs")
+    tracked_workdir(arguments.workdir)
+    from csc.study.compare import compare, comparison_page, comparison_text
+    from csc.tracking.queries import newest_runs
+    from csc.tracking.story import find_story
+
+    names = arguments.runs or newest_runs(arguments.last)[::-1]
+    if len(names) < 2:
+        raise BadConfig(f"csc compare --last {arguments.last}: only {len(names)} finished runs in the tracking store")
+    found = compare([find_story(name) for name in names])
+    page = Path(arguments.output) if arguments.output else local_path(arguments.workdir) / "comparison.html"
+    write_bytes(page, comparison_page(found).encode())
+    print(f"{comparison_text(found)}\n\npage      {page}")
+    return 0
+
+
+COMPARE = Command("compare runs: a table and a page, with what the differences are worth", _arguments, _compare)

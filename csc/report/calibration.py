@@ -1,0 +1,132 @@
+"""Figures of calibration: how far confidence can be trusted, and what a threshold makes of it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from csc.data.evidence import THRESHOLDS, Reliability, TaskFacts
+from csc.report.svg import (
+    WIDTH,
+    bar,
+    circle,
+    label,
+    legend,
+    percent_grid,
+    percent_y,
+    polyline,
+    svg,
+    ticks,
+    title,
+)
+
+__all__ = ["LINES", "AtThreshold", "at_threshold", "ece", "reliability", "threshold_curves"]
+
+LINES = {"CP": "first", "CR": "second", "CF1": "third", "OF1": "fourth"}
+
+
+@dataclass(frozen=True)
+class AtThreshold:
+    """What counting the labels above a threshold gives, in percent, as `csc.metrics` defines it."""
+
+    CP: float
+    CR: float
+    CF1: float
+    OP: float
+    OR: float
+    OF1: float
+
+
+def at_threshold(facts: TaskFacts, index: int) -> AtThreshold:
+    """The numbers at one of the `THRESHOLDS`, from the counts; equal to those from the scores."""
+    found = [counts[index] for counts in facts.found]
+    predicted = [counts[index] for counts in facts.predicted]
+    triples = list(zip(found, predicted, facts.present, strict=True))
+    hits, called, there = sum(found), sum(predicted), sum(facts.present)
+    return AtThreshold(
+        CP=_mean([_percent(hit, call) for hit, call, _ in triples]),
+        CR=_mean([_percent(hit, present) for hit, _, present in triples]),
+        CF1=_mean([_percent(2 * hit, call + present) for hit, call, present in triples]),
+        OP=_percent(hits, called),
+        OR=_percent(hits, there),
+        OF1=_percent(2 * hits, called + there),
+    )
+
+
+def ece(bins: Reliability) -> float:
+    """The expected calibration error in percent."""
+    distance = sum(abs(c - p) for c, p in zip(bins.confidence, bins.present, strict=True))
+    return 100 * distance / max(sum(bins.count), 1)
+
+
+def reliability(groups: Mapping[str, Reliability], width: float = WIDTH) -> str:
+    """Draw for each group of classes how often a label is present, by confidence; on the diagonal it can be trusted."""
+    side = (width - 60 * (len(groups) - 1)) / len(groups) if width > 600 else width
+    top, height = 46, 250
+    marks = []
+    for number, (name, bins) in enumerate(groups.items()):
+        x, y = (number * (side + 60), 0) if width > 600 else (0, number * (height + 110))
+        left, right, upper, lower = x + 46, x + min(side, 400) - 8, y + top, y + top + height
+        marks.append(label(left, y + 18, f"{name} classes", "strong"))
+        marks.append(label(right, y + 18, f"ECE {ece(bins):.1f} %", "strong", "end"))
+        marks += [percent_grid(left, right, upper, lower), *_reliability_bars(bins, left, right, upper, lower)]
+        marks.append(f'<path class="dashed" d="M{left:.1f} {lower}L{right:.1f} {upper}"/>')
+        shown = [tick / 5 for tick in range(6)]
+        marks += ticks([left + (right - left) * tick for tick in shown], [f"{tick:g}" for tick in shown], lower)
+        marks.append(label((left + right) / 2, lower + 38, "confidence", "muted", "middle"))
+        marks.append(label(left, upper - 10, "labels that are present, %", "muted"))
+    tall = top + height + 46
+    return svg(width, tall if width > 600 else tall + (len(groups) - 1) * (height + 110), "Reliability", marks)
+
+
+def _reliability_bars(bins: Reliability, left: float, right: float, top: float, bottom: float) -> list[str]:
+    """A bar per bin, as opaque as its labels are many, and the gap to where it would be trustworthy."""
+    marks, most = [], max(max(bins.count), 1)
+    size = (right - left) / len(bins.count)
+    for index, (count, confidence, present) in enumerate(zip(bins.count, bins.confidence, bins.present, strict=True)):
+        if not count:
+            continue
+        share, mean = 100 * present / count, 100 * confidence / count
+        y, ideal = percent_y(share, top, bottom), percent_y(mean, top, bottom)
+        x = left + index * size
+        tip = f"confidence about {mean / 100:.2f}: {present:,} of {count:,} labels are present ({share:.0f} %)"
+        marks.append(bar(x + 1, y, size - 2, bottom - y, "first", tip))
+        css = "second" if mean > share else "third"
+        gap = f'x="{x + 1:.1f}" y="{min(y, ideal):.1f}" width="{size - 2:.1f}" height="{abs(y - ideal):.1f}"'
+        marks.append(f'<rect class="{css}" fill-opacity="0.28" {gap}>{title(tip)}</rect>')
+        many = f'x="{x + 1:.1f}" y="{bottom + 2}" width="{(size - 2) * count / most:.1f}" height="3"'
+        marks.append(f'<rect class="muted" {many}>{title(tip)}</rect>')
+    return marks
+
+
+def threshold_curves(facts: TaskFacts, threshold: float, width: float = WIDTH) -> str:
+    """Draw precision, recall and F1 against the threshold; a script may move the mark and choose a class."""
+    left, right, top, bottom = 46, width - 12, 34, 274
+    points = [at_threshold(facts, index) for index in range(len(THRESHOLDS))]
+    xs = [left + (right - left) * value for value in THRESHOLDS]
+    marks = [percent_grid(left, right, top, bottom)]
+    for name, css in LINES.items():
+        ys = [percent_y(getattr(point, name), top, bottom) for point in points]
+        marks.append(polyline(list(zip(xs, ys, strict=True)), f"{css} series-{name}"))
+    shown = [tick / 10 for tick in range(0, 11, 1 if width > 600 else 2)]
+    marks += ticks([left + (right - left) * tick for tick in shown], [f"{tick:g}" for tick in shown], bottom)
+    marks.append(label((left + right) / 2, bottom + 38, "threshold", "muted", "middle"))
+    at = left + (right - left) * threshold
+    frame = f'data-left="{left}" data-right="{right}" data-top="{top}" data-bottom="{bottom}"'
+    marks.append(f'<g class="mark" {frame} transform="translate({at:.1f} 0)">')
+    marks.append(f'<path class="dashed" d="M0 {top - 8}V{bottom}"/></g>')
+    marks += [_dot(name, css, facts, threshold, at, top, bottom) for name, css in LINES.items()]
+    names = {"first": "precision (CP)", "second": "recall (CR)", "third": "CF1", "fourth": "OF1"}
+    marks += legend(left, names if width > 600 else {"first": "CP", "second": "CR", "third": "CF1", "fourth": "OF1"})
+    return svg(width, bottom + 46, "Precision, recall and F1 against the threshold", marks)
+
+
+def _dot(name: str, css: str, facts: TaskFacts, threshold: float, x: float, top: float, bottom: float) -> str:
+    value = getattr(at_threshold(facts, round(100 * threshold)), name)
+    return circle(x, percent_y(value, top, bottom), 4.5, f"{css} dot-{name}", f"{name} {value:.1f} at {threshold:g}")
+
+
+def _percent(part: float, whole: float) -> float:
+    return 100 * part / max(whole, 1)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

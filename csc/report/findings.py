@@ -1,0 +1,144 @@
+"""What a run shows, in sentences that are computed from its numbers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from csc.artifacts import Run
+from csc.data.evidence import Evidence, Reliability, TaskFacts
+from csc.report.calibration import ece
+from csc.report.images import forgotten
+from csc.report.paper import paper_numbers
+from csc.report.table import shortened
+
+__all__ = ["Finding", "findings"]
+
+_NOTABLE = 10  # points or percent, from which a difference is worth a sentence
+_ENOUGH = 20  # labels, from which the frequency of a bin says something
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One sentence, and whether it is good news: `good`, `bad` or `plain`."""
+
+    tone: str
+    text: str
+
+
+def findings(run: Run, evidence: Sequence[Evidence] = ()) -> list[Finding]:
+    """What a reader should know first."""
+    found = [_result(run), *_paper(run), *_forgetting(run)]
+    if evidence:
+        facts = evidence[-1].facts
+        found += [*_never_predicted(run, facts), *_balance(run), *_calibration(facts), *_lost_images(evidence)]
+    else:
+        found += _balance(run)
+    return found
+
+
+def _result(run: Run) -> Finding:
+    last, classes = run.last.metrics, len(run.last.seen)
+    best, worst = (pick(last.AP, key=lambda name: last.AP[name]) for pick in (max, min))
+    text = f"The model knows {classes} classes after {_tasks(len(run.tasks))}, with a mAP of {last.mAP:.1f} %."
+    if classes > 1:
+        text += f" It is best at class {best} (AP {last.AP[best]:.1f}) and weakest at {worst} ({last.AP[worst]:.1f})."
+    return Finding("plain", text)
+
+
+def _tasks(count: int) -> str:
+    return "one task" if count == 1 else f"{count} tasks"
+
+
+def _paper(run: Run) -> list[Finding]:
+    paper = paper_numbers(run.scenario, run.method)
+    if paper is None:
+        return []
+    apart = run.last.metrics.mAP - paper["last_mAP"]
+    if abs(apart) < 1:
+        return [Finding("good", f"Its last mAP is that of the paper ({paper['last_mAP']:.1f} %), within a point.")]
+    side = "above" if apart > 0 else "below"
+    text = f"Its last mAP is {abs(apart):.1f} points {side} the paper's {paper['last_mAP']:.1f} %."
+    return [Finding("good" if apart > 0 else "bad", text)]
+
+
+def _forgetting(run: Run) -> list[Finding]:
+    """Which class lost most of its AP, and when it was at its best."""
+    if len(run.tasks) == 1:
+        return []
+    last = run.last.metrics
+    lost = {name: last.best_AP[name] - last.AP[name] for name in run.last.seen}
+    most = max(lost, key=lambda name: lost[name])
+    if lost[most] < 1:
+        return [Finding("good", "Nothing was forgotten: no class lost a point of AP since its best.")]
+    best = next((task.task for task in run.tasks if task.metrics.AP.get(most) == last.best_AP[most]), None)
+    when = f" after task {best}" if best else " at its best"
+    before, now = f"its AP was {last.best_AP[most]:.1f}{when}", f"now {last.AP[most]:.1f}"
+    text = f"Class {most} lost {lost[most]:.1f} points: {before}, {now}."
+    many = [name for name in lost if lost[name] >= _NOTABLE]
+    if len(many) > 1:
+        text += f" {len(many)} of {len(lost)} classes lost {_NOTABLE} points or more."
+    return [Finding("bad" if lost[most] >= _NOTABLE else "plain", text)]
+
+
+def _never_predicted(run: Run, facts: TaskFacts) -> list[Finding]:
+    threshold = run.last.metrics.threshold
+    above = [counts[min(round(100 * threshold), 99)] for counts in facts.predicted]
+    silent = [name for name, count in zip(facts.classes, above, strict=True) if count == 0]
+    if len(silent) == len(facts.classes):
+        return [Finding("bad", f"No score exceeds {threshold:g}, so nothing is predicted: CF1 and OF1 are 0.")]
+    if silent:
+        are = "class is" if len(silent) == 1 else "classes are"
+        why = f"never predicted, as no score of theirs exceeds {threshold:g}"
+        return [Finding("bad", f"{len(silent)} {are} {why}: {shortened(silent, 60)}.")]
+    return []
+
+
+def _balance(run: Run) -> list[Finding]:
+    """Whether recall is far from precision."""
+    last = run.last.metrics
+    gap = last.CR - last.CP
+    if abs(gap) < _NOTABLE or not last.CR:
+        return []
+    meaning = "it says yes too easily" if gap > 0 else "it says yes too rarely"
+    high, low = ("Recall", "precision") if gap > 0 else ("Precision", "recall")
+    text = f"{high} is {abs(gap):.1f} points above {low} at the threshold {last.threshold:g}: {meaning}."
+    return [Finding("bad", text)]
+
+
+def _calibration(facts: TaskFacts) -> list[Finding]:
+    """Which groups of classes are over- or under-confident, with the bin that shows it best."""
+    found = []
+    for name, bins in facts.reliability.items():
+        if (worst := _worst_bin(bins)) is None:
+            continue
+        confidence, share = worst
+        over = confidence > share
+        kind, only = ("over-confident", "only ") if over else ("under-confident", "")
+        example = f"of labels scored about {confidence:.2f}, {only}{100 * share:.0f} % are present"
+        found.append(Finding("bad", f"{name.capitalize()} classes are {kind}: {example}."))
+    errors = {name: ece(bins) for name, bins in facts.reliability.items()}
+    if not found:
+        found.append(Finding("good", f"Confidence can be trusted: the ECE is {max(errors.values()):.1f} % or less."))
+    elif len(errors) == 2:
+        text = f"The calibration error is {errors['old']:.1f} % on old classes and {errors['new']:.1f} % on new ones."
+        found.append(Finding("plain", text))
+    return found
+
+
+def _worst_bin(bins: Reliability) -> tuple[float, float] | None:
+    """Mean confidence and frequency of the bin in which they differ most; none if they hardly do."""
+    pairs = [
+        (confidence / count, present / count)
+        for count, confidence, present in zip(bins.count, bins.confidence, bins.present, strict=True)
+        if count >= _ENOUGH
+    ]
+    worst = max(pairs, key=lambda pair: abs(pair[0] - pair[1]), default=None)
+    return worst if worst is not None and 100 * abs(worst[0] - worst[1]) >= _NOTABLE else None
+
+
+def _lost_images(evidence: Sequence[Evidence]) -> list[Finding]:
+    lost, known = forgotten(evidence)
+    if not known:
+        return []
+    count = sum(len(pairs) for pairs in lost.values())
+    text = f"Of {known:,} sample images of old classes that an earlier model recognised, {count:,} are missed now."
+    return [Finding("good" if not count else "plain", text)]

@@ -1,0 +1,179 @@
+"""Images of a run: what the last model gets right and wrong in each class, and where it looks."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from csc.data.evidence import Evidence, Sight
+from csc.report.overlay import data_uri, heat_colours, png
+from csc.report.svg import escape
+
+__all__ = ["Pictures", "by_class", "forgotten", "memory", "stories"]
+
+_KINDS = {
+    "hit": ("Right", "present and predicted, the most confident first"),
+    "false alarm": ("False alarms", "predicted, but not among the labels"),
+    "miss": ("Missed", "present, but scored lowest"),
+    "forgotten": ("Forgotten", "recognised by an earlier model, missed now"),
+}
+_NONE = {
+    "hit": "No image of this class is predicted at the threshold.",
+    "false alarm": "None: nothing else is taken for this class.",
+    "miss": "None: every test image of this class is found.",
+    "forgotten": "None of its sample images was lost.",
+}
+_STORIES = 3
+
+Lost = dict[str, list[tuple[Sight, float, int]]]  # by class: the sight now, the best score before, after which task
+
+
+class Pictures:
+    """The thumbnails that a page shows, each stored once as a rule of its style, however often it is shown."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[bytes, int] = {}
+
+    def shot(self, sight: Sight, caption: str, tip: str, thumbnail: bytes = b"") -> str:
+        """One image with its heat map over it and a caption below."""
+        number = self._numbers.setdefault(thumbnail or sight.thumbnail, len(self._numbers))
+        heat = ""
+        if sight.heat:
+            values = np.frombuffer(sight.heat, np.uint8).reshape(-1, sight.heat_width)
+            heat = f'<img class="heat" alt="" src="{data_uri(png(heat_colours(values)))}"/>'
+        return (
+            f'<figure class="shot" data-tip="{escape(tip)}"><span class="picture t{number}" role="img" '
+            f'aria-label="{escape(tip)}">{heat}</span><figcaption>{caption}</figcaption></figure>'
+        )
+
+    def style(self) -> str:
+        """The rules of all thumbnails that were shown."""
+        rules = []
+        for thumbnail, number in self._numbers.items():
+            width, height = _size(thumbnail)
+            rules.append(
+                f".t{number} {{ aspect-ratio: {width}/{height}; background-image: url({data_uri(thumbnail)}); }}"
+            )
+        return "\n".join(rules)
+
+
+def by_class(evidence: Sequence[Evidence], pictures: Pictures) -> str:
+    """A fold for each class of the last model with its images of each kind."""
+    last = evidence[-1]
+    lost, _ = forgotten(evidence)
+    shots: dict[tuple[str, str], list[Sight]] = defaultdict(list)
+    for sight in last.sights:
+        shots[sight.kind, sight.name].append(sight)
+    folds = []
+    for column, name in enumerate(last.facts.classes):
+        rows = [
+            _row(kind, [_told(sight, pictures) for sight in shots[kind, name]])
+            for kind in ("hit", "false alarm", "miss")
+        ]
+        if column < last.facts.old:
+            gone = [entry for entry in lost.get(name, []) if entry[0].thumbnail]
+            rows.append(_row("forgotten", [_told_forgotten(*entry, pictures) for entry in gone]))
+        opened = " open=''" if column == 0 else ""
+        count = f"{last.facts.present[column]:,} test images"
+        folds.append(
+            f'<details class="class" id="class-{column}"{opened}><summary><b>{escape(name)}</b> '
+            f'<span class="muted">{count}</span></summary>{"".join(rows)}</details>'
+        )
+    return "\n".join(folds)
+
+
+def _row(kind: str, shots: Sequence[str]) -> str:
+    heading, meaning = _KINDS[kind]
+    inside = f'<div class="shots">{"".join(shots)}</div>' if shots else f'<p class="note">{_NONE[kind]}</p>'
+    return f'<div class="kind"><h4>{heading} <span class="muted">{meaning}</span></h4>{inside}</div>'
+
+
+def _told(sight: Sight, pictures: Pictures) -> str:
+    tip = f"{sight.image_id}: {sight.name} {sight.score:.2f}; labels {', '.join(sight.labels) or 'none'}"
+    return pictures.shot(sight, f"{sight.score:.2f}", tip)
+
+
+def _told_forgotten(sight: Sight, best: float, task: int, pictures: Pictures) -> str:
+    tip = f"{sight.image_id}: {sight.name} {best:.2f} after task {task}, now {sight.score:.2f}"
+    return pictures.shot(sight, f"{best:.2f} → {sight.score:.2f}", tip)
+
+
+def forgotten(evidence: Sequence[Evidence]) -> tuple[Lost, int]:
+    """Images of the panels that an earlier model found and the last one misses, largest fall first.
+
+    Returns:
+        Those with a thumbnail and without, by class, and how many images of old classes were found before.
+    """
+    last = evidence[-1]
+    threshold = last.facts.threshold
+    best: dict[tuple[str, str], tuple[float, int]] = {}
+    for earlier in evidence[:-1]:
+        for sight in earlier.of("panel"):
+            key = sight.name, sight.image_id
+            best[key] = max(best.get(key, (0.0, 0)), (sight.score, earlier.facts.task))
+    lost: Lost = defaultdict(list)
+    known = 0
+    for sight in last.of("panel"):
+        score, task = best.get((sight.name, sight.image_id), (0.0, 0))
+        known += score > threshold
+        if score > threshold >= sight.score:
+            lost[sight.name].append((sight, score, task))
+    for entries in lost.values():
+        entries.sort(key=lambda entry: entry[0].score - entry[1])
+    return dict(lost), known
+
+
+def stories(evidence: Sequence[Evidence], pictures: Pictures) -> str:
+    """Some images with several classes, each class after each task: what is learned, kept and lost (figure 6)."""
+    last = evidence[-1]
+    by_image: dict[str, list[Sight]] = defaultdict(list)
+    for sight in last.of("panel"):
+        if sight.thumbnail:
+            by_image[sight.image_id].append(sight)
+    complete = [sights for sights in by_image.values() if len(sights) == len(sights[0].labels)]
+    complete.sort(key=lambda sights: (-len(sights), sights[0].image_id))
+    after = {(task.facts.task, sight.name, sight.image_id): sight for task in evidence for sight in task.of("panel")}
+    tables = []
+    for sights in complete[:_STORIES]:
+        head = "".join(f"<th>after {task.facts.task}</th>" for task in evidence)
+        rows = []
+        for sight in sights:
+            cells = []
+            for task in evidence:
+                then = after.get((task.facts.task, sight.name, sight.image_id))
+                cells.append(f"<td>{_after(then, sight, task.facts.task, last.facts.threshold, pictures)}</td>")
+            rows.append(f'<tr><th scope="row">{escape(sight.name)}</th>{"".join(cells)}</tr>')
+        plain = pictures.shot(
+            Sight("panel", "", sights[0].image_id, 0.0, [], sights[0].thumbnail), "", sights[0].image_id
+        )
+        grid = f'<div class="wide"><table><tr><th></th>{head}</tr>{"".join(rows)}</table></div>'
+        tables.append(f'<div class="story">{plain}{grid}</div>')
+    return "\n".join(tables)
+
+
+def _after(then: Sight | None, sight: Sight, task: int, threshold: float, pictures: Pictures) -> str:
+    if then is None:
+        return '<span class="unborn">not yet</span>'
+    mark = "yes" if then.score > threshold else "no"
+    tip = f"{sight.image_id} after task {task}: {sight.name} {then.score:.2f}"
+    return pictures.shot(then, f'<span class="{mark}">{then.score:.2f}</span>', tip, sight.thumbnail)
+
+
+def memory(evidence: Evidence, pictures: Pictures) -> str:
+    """What is kept for replay, by class; empty if the method keeps nothing."""
+    kept: dict[str, list[str]] = defaultdict(list)
+    for sight in evidence.of("memory"):
+        tip = f"{sight.image_id}: {', '.join(sight.labels)}"
+        kept[sight.name].append(pictures.shot(sight, escape(sight.name), tip))
+    shots = [shot for name in evidence.facts.classes for shot in kept.get(name, [])]
+    return f'<div class="shots small">{"".join(shots)}</div>' if shots else ""
+
+
+def _size(jpeg: bytes) -> tuple[int, int]:
+    """Width and height of a JPEG."""
+    import io
+
+    from PIL import Image
+
+    with Image.open(io.BytesIO(jpeg), formats=("JPEG",)) as image:
+        return image.size

@@ -1,0 +1,54 @@
+"""Small pictures inside a page: heat maps over images, matrices as pixels, all as data URIs."""
+
+import base64
+import io
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+__all__ = ["data_uri", "heat_colours", "matrix_png", "over", "png"]
+
+_COLD, _WARM = np.array([10, 14, 44], np.float32), np.array([255, 122, 0], np.float32)
+_NEGATIVE, _POSITIVE = (31, 111, 196), (214, 93, 14)
+
+
+def heat_colours(heat: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Colours (h, w, 4) to lay over an image: dark where the model does not look, a warm glow where it does.
+
+    >>> heat_colours(np.array([[0, 255]], np.uint8)).tolist()
+    [[[10, 14, 44, 158], [255, 122, 0, 107]]]
+    """
+    share = (heat.astype(np.float32) / 255)[..., None]
+    colour = _COLD + (_WARM - _COLD) * share
+    opacity = 0.62 * (1 - share) ** 2 + 0.42 * share**3
+    return np.concatenate([colour, 255 * opacity], axis=2).astype(np.uint8)
+
+
+def over(image: Image.Image, heat: NDArray[np.uint8]) -> Image.Image:
+    """An image with a heat map laid over it."""
+    smooth = Image.fromarray(heat).resize(image.size, Image.Resampling.BICUBIC)
+    colours = Image.fromarray(heat_colours(np.asarray(smooth)))
+    return Image.alpha_composite(image.convert("RGBA"), colours).convert("RGB")
+
+
+def matrix_png(matrix: NDArray[np.floating], largest: float) -> bytes:
+    """A matrix as pixels: blue below zero, orange above, clear at zero, so that it suits light and dark pages."""
+    share = np.clip(np.abs(matrix) / max(largest, 1e-12), 0, 1)
+    pixels = np.zeros((*matrix.shape, 4), np.uint8)
+    pixels[..., :3] = np.where((matrix < 0)[..., None], _NEGATIVE, _POSITIVE)
+    pixels[..., 3] = (255 * share).round()
+    return png(pixels)
+
+
+def png(pixels: NDArray[np.uint8]) -> bytes:
+    """Encode pixels (h, w, 4)."""
+    encoded = io.BytesIO()
+    Image.fromarray(pixels).save(encoded, "PNG", optimize=True)
+    return encoded.getvalue()
+
+
+def data_uri(encoded: bytes) -> str:
+    """An image inside a page."""
+    kind = "png" if encoded.startswith(b"\x89PNG") else "jpeg"
+    return f"data:image/{kind};base64,{base64.b64encode(encoded).decode()}"

@@ -1,0 +1,43 @@
+"""How a run is made again: its command, the settings that differ from the method's own, the versions it ran with."""
+
+import json
+import shlex
+
+from csc.artifacts import Run
+from csc.config import resolve
+from csc.config.tree import flatten
+from csc.data.evidence import TaskFacts
+from csc.errors import BadConfig
+from csc.scenario import Scenario
+
+__all__ = ["changed_settings", "command"]
+
+
+def changed_settings(run: Run, facts: TaskFacts) -> list[tuple[str, str, str]]:
+    """The settings of the run that differ from those of its method: key, value, and the method's value."""
+    dataset = Scenario.parse(run.scenario).dataset
+    changed = dict(flatten(json.loads(facts.settings)))
+    try:
+        default = resolve(dataset, {"method": run.method}).flat()
+    except BadConfig:  # some methods have to be told facts of an unknown data set
+        default = {}
+    return [
+        (key, _word(value), _word(default.get(key, "–")))
+        for key, value in changed.items()
+        if key not in ("method", "seed") and value != default.get(key)
+    ]
+
+
+def command(run: Run, facts: TaskFacts) -> str:
+    """The command that makes the run again, from the same data with the same code."""
+    words = ["csc", "run", run.scenario, "--method", run.method, "--seed", str(run.seed)]
+    if Scenario.parse(run.scenario).dataset != "digits":  # which make themselves
+        words += ["--data", facts.data]
+    for key, value, _ in changed_settings(run, facts):
+        words += ["--set", f"{key}={value}"]
+    return shlex.join(words)
+
+
+def _word(value: object) -> str:
+    """A setting as the command line takes it."""
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,183 @@
+"""The parts of a run's page that show its evidence; each is empty where there is nothing to show."""
+
+import json
+from collections.abc import Sequence
+
+from csc.artifacts import Run
+from csc.data.evidence import THRESHOLDS, Evidence, TaskFacts
+from csc.report import calibration, figures, graph, learning
+from csc.report import images as pictures_of
+from csc.report.calibration import at_threshold
+from csc.report.images import Pictures
+from csc.report.recipe import changed_settings, command
+from csc.report.shell import figure, html_table
+from csc.report.svg import escape
+
+__all__ = ["class_table", "confidence", "images", "label_graph", "memory", "over_time", "recipe", "training"]
+
+
+def class_table(run: Run, evidence: Sequence[Evidence]) -> str:
+    """All numbers of each class after the last task; a click on a head sorts them."""
+    if not evidence:
+        return ""
+    facts, last = evidence[-1].facts, run.last.metrics
+    step = min(round(100 * last.threshold), len(THRESHOLDS) - 1)
+    arrival = {name: task.task for task in reversed(run.tasks) for name in task.seen}
+    rows = []
+    for column, name in enumerate(facts.classes):
+        hit, called, there = facts.found[column][step], facts.predicted[column][step], facts.present[column]
+        lost = last.best_AP[name] - last.AP[name]
+        rates = [_rate(hit, called), _rate(hit, there), _rate(2 * hit, called + there)]
+        ap = [f"{last.AP[name]:.1f}", f"−{lost:.1f}" if lost >= 0.05 else "0.0"]
+        rows.append([name, str(arrival[name]), *ap, *rates, f"{there:,}"])
+    head = ["class", "task", "AP", "since best", "precision", "recall", "F1", "images"]
+    return f"""<h3>Every class after the last task</h3>
+<p>Precision, recall and F1 at the threshold {last.threshold:g}, in percent.</p>
+{html_table(head, rows, "tasks sortable classes")}"""
+
+
+def _rate(part: int, whole: int) -> str:
+    return f"{100 * part / max(whole, 1):.1f}"
+
+
+def confidence(run: Run, evidence: Sequence[Evidence]) -> str:
+    """How far the last model's confidence can be trusted, and what other thresholds would make of it."""
+    last = run.last.metrics
+    histogram = f"""<h3>Confidences</h3>
+<p>Absent labels to the right of the threshold are false positives: {last.FPR:.1f} % of all absent labels here. Counts
+are on a logarithmic scale.</p>
+{figure(lambda width: figures.confidence(run, width))}"""
+    if not evidence:
+        return f"<h2>Confidence after the last task</h2>{histogram}"
+    facts = evidence[-1].facts
+    groups = facts.reliability
+    return f"""<h2>Can its confidence be trusted?</h2>
+<p>A label scored 0.7 should be present in 70 % of all cases: bars should reach the dashed line. Orange is where the
+model is over-confident, green where it is under-confident; the line below a bar says how many labels it has. The
+calibration error (ECE) over all classes is {last.ECE:.1f} %.</p>
+{figure(lambda width: calibration.reliability(groups, width))}
+{_threshold(facts, last.threshold)}
+{histogram}"""
+
+
+def _threshold(facts: TaskFacts, threshold: float) -> str:
+    """Numbers against the threshold: a figure, a slider for those with a script, and a table for all."""
+    step = min(round(100 * threshold), len(THRESHOLDS) - 1)
+    now = at_threshold(facts, step)
+    names = ("CF1", "OF1", "CP", "CR", "OP", "OR")
+    tiles = "".join(f'<div><dt>{name}</dt><dd id="live-{name}">{getattr(now, name):.1f}</dd></div>' for name in names)
+    rows = []
+    for index in range(0, len(THRESHOLDS), 10):
+        numbers = at_threshold(facts, index)
+        rows.append([f"{THRESHOLDS[index]:.1f}", *(f"{getattr(numbers, name):.1f}" for name in names)])
+    counts = {
+        "classes": facts.classes,
+        "present": facts.present,
+        "predicted": facts.predicted,
+        "found": facts.found,
+        "threshold": THRESHOLDS[step],
+    }
+    return f"""<h3>The threshold</h3>
+<p>A label is predicted when its confidence is above {threshold:g}; mAP does not depend on it. These are test
+images: a threshold to work with is chosen on others.</p>
+<div class="controls" id="try-threshold" hidden="">
+<label>threshold <input type="range" id="threshold" min="0" max="99" step="1" value="{step}"/>
+<output id="threshold-value">{THRESHOLDS[step]:.2f}</output></label>
+<label>class <select id="class"><option value="">all classes</option></select></label>
+</div>
+<dl class="numbers live">{tiles}</dl>
+{figure(lambda width: calibration.threshold_curves(facts, THRESHOLDS[step], width))}
+<details><summary class="note">the same as a table</summary>{html_table(["threshold", *names], rows, "tasks")}</details>
+<script type="application/json" id="counts">{_json(counts)}</script>"""
+
+
+def _json(content: object) -> str:
+    """JSON that is safe inside a page, whether it is read as HTML or as XML."""
+    text = json.dumps(content, separators=(",", ":"))
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def images(evidence: Sequence[Evidence], pictures: Pictures) -> str:
+    """What the last model gets right and wrong in each class."""
+    if not evidence:
+        return ""
+    return f"""<h2>What the model sees</h2>
+<p>Test images of each class with the confidence of the last model. The glow is where it looks for the class; move over
+an image, or clear the box, to see it as it is.</p>
+<p class="controls"><label><input type="checkbox" id="looks" checked=""/> show where it looks</label></p>
+<div class="chips" id="chips" hidden=""></div>
+{pictures_of.by_class(evidence, pictures)}"""
+
+
+def over_time(evidence: Sequence[Evidence], pictures: Pictures) -> str:
+    """The same images after each task."""
+    tables = pictures_of.stories(evidence, pictures) if len(evidence) > 1 else ""
+    if not tables:
+        return ""
+    return f"""<h2>The same images after each task</h2>
+<p>What one model after the other says of the classes in an image, and where it looks for them. Green is above the
+threshold, orange is not.</p>
+{tables}"""
+
+
+def label_graph(evidence: Sequence[Evidence]) -> str:
+    """The matrix that relates the classes, as it grew."""
+    tasks = [task.facts for task in evidence if task.facts.correlation]
+    if not tasks or len(tasks[-1].classes) < 2:
+        return ""
+    learned = tasks[-1].correlation_name == "A_g"
+    what = "The general correlation matrix A_g, learned" if learned else "The correlation matrix Z, counted in labels"
+    strongest = graph.pairs_across_tasks(tasks)
+    named = "".join(f"<li>{escape(to)} ← {escape(source)} {_signed(value)}</li>" for to, source, value in strongest)
+    pairs = f'<h3>Strongest across tasks</h3><ul class="pairs">{named}</ul>' if named else ""
+    return f"""<h2>The label graph</h2>
+<p>{what}: row by row what each class takes from the others, orange for more, blue for less. Lines part the tasks; the
+darker one parts new classes from old.</p>
+{figure(lambda width: graph.growth(tasks, width))}
+{pairs}"""
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.2f}".replace("-", "−")
+
+
+def memory(evidence: Sequence[Evidence], pictures: Pictures) -> str:
+    """What the method keeps of earlier tasks."""
+    shots = pictures_of.memory(evidence[-1], pictures) if evidence else ""
+    if not shots:
+        return ""
+    return f"""<h2>What is kept for replay</h2>
+<p>{evidence[-1].facts.memory:,} training images are kept; these are the first of each class.</p>
+{shots}"""
+
+
+def training(evidence: Sequence[Evidence]) -> str:
+    """Losses and times."""
+    tasks = [task.facts for task in evidence]
+    if not tasks:
+        return ""
+    head, rows = learning.speed(tasks)
+    drawn = figure(lambda width: learning.losses(tasks, width)) if any(task.epochs for task in tasks) else ""
+    lines = "<p>The terms of the loss, epoch by epoch.</p>" if drawn else "<p>No epoch was logged.</p>"
+    return f"<h2>Training</h2>{lines}{drawn}<h3>Time</h3>{html_table(head, rows, 'tasks')}"
+
+
+def recipe(run: Run, evidence: Sequence[Evidence]) -> str:
+    """The command, the settings and the versions."""
+    if not evidence:
+        return ""
+    facts = evidence[-1].facts
+    changed = changed_settings(run, facts)
+    settings = (
+        html_table(["setting", "this run", f"default of {run.method}"], changed, "settings")
+        if changed
+        else f'<p class="note">All settings are the defaults of {escape(run.method)} on this data set.</p>'
+    )
+    versions = " ".join(f"<span>{escape(k)} <b>{escape(v)}</b></span>" for k, v in facts.packages.items() if v)
+    return f"""<h2>Make it again</h2>
+<p>The same data and code give the same numbers, whatever machine of the same kind runs them.</p>
+<div class="copy"><pre>{escape(command(run, facts))}</pre></div>
+<h3>Settings that differ</h3>
+{settings}
+<h3>Versions</h3>
+<p class="facts"><span>csc <b>{escape(run.code_version)}</b></span> {versions}</p>"""

@@ -1,0 +1,72 @@
+"""What every page of the project is made of: one HTML file, nothing in it from elsewhere, readable without script."""
+
+from collections.abc import Callable, Collection, Sequence
+from importlib import resources
+
+from csc.report.svg import PHONE, WIDTH, escape, theme
+
+__all__ = ["figure", "html_table", "page_of", "table_row"]
+
+_SPARE = frozenset({"train images", "test images", "FPR", "images", "epochs"})  # columns that a phone has no room for
+
+
+def page_of(title: str, body: str, style: str = "", links: str = "") -> str:
+    """Return a whole page around the HTML of its body.
+
+    Args:
+        title: of the page.
+        body: as HTML, which is well-formed XML, too.
+        style: more CSS.
+        links: HTML of the bar above the page; none if empty.
+    """
+    look, script = (resources.files("csc.report").joinpath(f"page.{kind}").read_text("utf-8") for kind in ("css", "js"))
+    bar = f'<div class="bar"><nav>{links}</nav></div>' if links else ""
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8"/>
+<meta name="viewport" content="width=device-width, initial-scale=1"/>
+<title>{escape(title)}</title>
+<style>{theme(":root")}
+{look}{style}</style>
+</head>
+<body>
+{bar}<main>
+<h1>{escape(title)}</h1>
+{body}
+</main>
+<script>//<![CDATA[
+{script}//]]></script>
+</body>
+</html>
+"""
+
+
+def figure(draw: Callable[[float], str]) -> str:
+    """A figure in two widths, of which a page shows the one that fits."""
+    return f'<figure><div class="at-desk">{draw(WIDTH)}</div><div class="on-phone">{draw(PHONE)}</div></figure>'
+
+
+def html_table(head: Sequence[str], rows: Sequence[Sequence[str]], css: str, foot: Sequence[str] = ()) -> str:
+    """A table that scrolls by itself if it is too wide; `css` with `sortable` sorts by a click."""
+    spare = {column for column, name in enumerate(head) if name in _SPARE}
+    text = {column for column, name in enumerate(head) if name == "new classes"}
+    body = "\n".join(table_row("td", row, text, spare) for row in rows)
+    end = f"\n<tfoot>{table_row('td', foot, spare=spare)}</tfoot>" if foot else ""
+    inside = f"<thead>{table_row('th', head, text, spare)}</thead>\n<tbody>{body}</tbody>{end}"
+    return f'<div class="wide"><table class="{css}">{inside}</table></div>'
+
+
+def table_row(
+    tag: str,
+    cells: Sequence[str],
+    text: Collection[int] = (),
+    spare: Collection[int] = (),
+) -> str:
+    """Write one table row; columns in `text` are set to the left, those in `spare` are not shown on a phone."""
+    written = []
+    for column, cell in enumerate(cells):
+        css = " ".join(name for name, chosen in (("text", text), ("spare", spare)) if column in chosen)
+        start = f'<{tag} class="{css}">' if css else f"<{tag}>"
+        written.append(f"{start}{escape(cell)}</{tag}>")
+    return f"<tr>{''.join(written)}</tr>"

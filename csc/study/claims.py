@@ -1,0 +1,134 @@
+"""The claims of a study: which row is above which, and whether what came out bears it."""
+
+import functools
+import hashlib
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from csc.artifacts import Scores
+from csc.study.cells import Result
+from csc.study.intervals import Draws, Interval, difference, resampled_map
+from csc.study.outcome import Entry, Outcome, shown
+from csc.study.spec import COLUMNS
+from csc.tracking.files import SCORES, fetch_files
+
+__all__ = ["Claim", "Resampled", "claims", "compared", "explanation", "interval_text", "resampled", "signed"]
+
+_RESAMPLED = "last_mAP"  # the column that is computed again on resampled images
+
+
+@dataclass(frozen=True)
+class Claim:
+    """That one row of a table is above another by the study's first column."""
+
+    scenario: str
+    higher: str
+    lower: str
+    interval: Interval  # of the difference
+    paper: float | None  # the difference in the paper
+
+    @property
+    def verdict(self) -> str:
+        """In a word what came out; one seed says nothing of how the methods do with others."""
+        words = {"above": "holds", "level": "level", "below": "does not hold", "open": "open"}
+        return words[self.interval.verdict] if self.interval.seeds > 1 else "open"
+
+
+@dataclass(frozen=True)
+class Resampled:
+    """The mAP of a run on resampled test images; only those of the same test images can be paired."""
+
+    draws: Draws
+    images: int
+    test_images: str  # digest of what they show
+
+
+def claims(outcome: Outcome) -> list[Claim]:
+    """What the study's order claims of rows that stand next to each other in it, as far as both are finished."""
+    return list(_claims(outcome))
+
+
+def _claims(outcome: Outcome) -> Iterator[Claim]:
+    study, column = outcome.study, outcome.study.columns[0]
+    for scenario in study.scenarios:
+        entries = {entry.row.name: entry for entry in outcome.table(scenario) if entry.number(column)}
+        for chain in study.order:
+            ranked = [(name, entries[row]) for name in chain if (row := study.ranked(name).name) in entries]
+            for (higher, first), (lower, second) in pairwise(ranked):
+                if interval := _interval(first, second, column):
+                    yield Claim(scenario, higher, lower, interval, _paper(first, second, column))
+
+
+def _interval(first: Entry, second: Entry, column: str) -> Interval | None:
+    """Of the difference of two rows; none if they have no seed in common."""
+    others = {result.cell.seed: result for result in second.results if not result.missing}
+    pairs = [(one, others[one.cell.seed]) for one in first.results if not one.missing and one.cell.seed in others]
+    values = [(one.value(column), other.value(column)) for one, other in pairs]
+    known = [(one, other) for one, other in values if one is not None and other is not None]
+    if not known:
+        return None
+    again = [(_resampled(one), _resampled(other)) for one, other in pairs] if column == _RESAMPLED else []
+    return compared(known, again)
+
+
+def compared(values: list[tuple[float, float]], again: list[tuple[Resampled | None, Resampled | None]]) -> Interval:
+    """The difference of paired numbers, with what resampled images say if all were tested on the same ones."""
+    known = [(one, other) for one, other in again if one is not None and other is not None]
+    tests = {each.test_images for pair in known for each in pair}
+    if len(known) < len(values) or len(tests) != 1:
+        return difference(values)
+    return difference(values, [(one.draws, other.draws) for one, other in known], known[0][0].images)
+
+
+def _resampled(result: Result) -> Resampled | None:
+    return resampled(result.run_id, result.cell.tasks) if result.run_id else None
+
+
+@functools.cache
+def resampled(run_id: str, task: int) -> Resampled | None:
+    """The mAP of a scenario run after a task, on resampled test images; none if its scores were not kept."""
+    with tempfile.TemporaryDirectory(prefix="csc-scores-") as folder:
+        files = fetch_files(run_id, SCORES, Path(folder), task)
+        if task not in files:
+            return None
+        scores = Scores.read(files[task])
+    digest = hashlib.sha256(repr(scores.classes).encode() + scores.targets.tobytes()).hexdigest()
+    return Resampled(resampled_map(scores), len(scores.targets), digest)
+
+
+def _paper(first: Entry, second: Entry, column: str) -> float | None:
+    one, other = (entry.reference.numbers.get(column) for entry in (first, second))
+    return None if one is None or other is None else one - other
+
+
+def signed(column: str, value: float) -> str:
+    """A difference as tables print it.
+
+    >>> signed("last_mAP", -1.26), signed("H", 0.004)
+    ('−1.3', '0.00')
+    """
+    size = shown(column, abs(value))
+    return ("" if float(size) == 0 else "−" if value < 0 else "+") + size
+
+
+def interval_text(column: str, interval: Interval) -> str:
+    """From where to where a difference may lie."""
+    ends = [end for end in (interval.low, interval.high) if end is not None]
+    return " to ".join(signed(column, end) for end in ends) or "–"
+
+
+def explanation(found: list[Claim], column: str) -> list[str]:
+    """What the verdicts mean, and how many there are of each."""
+    if not found:
+        return []
+    words = {"holds": "hold", "level": "level", "does not hold": "do not hold", "open": "open"}
+    counts = {word: sum(claim.verdict == verdict for claim in found) for verdict, word in words.items()}
+    told = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+    return [
+        f"claims by {COLUMNS[column]}: {told}; one holds if its whole interval is above zero, level if zero is in it",
+        "intervals are paired over seeds, and over test images by bootstrap where their scores are kept",
+        *(["open: one seed says nothing of how the methods do with others"] if counts["open"] else []),
+    ]

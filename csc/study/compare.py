@@ -1,0 +1,182 @@
+"""Runs of the tracking store next to each other, whatever study or command made them.
+
+Runs that differ in their seed alone are one row. Every row is compared with the first, paired over the seeds that both
+have and over resampled test images; a single run is paired with a single run, whatever their seeds.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from csc.artifacts import Run
+from csc.errors import BadData
+from csc.report import figures
+from csc.report.figures import escape
+from csc.report.page import page_of
+from csc.study.claims import compared, interval_text, resampled, signed
+from csc.study.intervals import Interval
+from csc.study.outcome import Number, shown
+from csc.study.page import html_table
+from csc.study.render import Table, as_text
+from csc.tracking.story import Story
+
+__all__ = ["Group", "compare", "comparison_page", "comparison_text"]
+
+_COLUMNS = {
+    "last_mAP": "last mAP",
+    "avg_mAP": "average mAP",
+    "CF1": "CF1",
+    "OF1": "OF1",
+    "CF1_own": "CF1 own",
+    "forgetting": "forgetting",
+    "FPR": "FPR",
+    "ECE": "ECE",
+    "H": "H",
+}
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in their seed alone."""
+
+    name: str
+    runs: dict[int, tuple[str, Run]]  # by seed, with the id of the tracked run
+
+    @property
+    def scenario(self) -> str:
+        """Which classes arrive when."""
+        return next(iter(self.runs.values()))[1].scenario
+
+    def number(self, column: str) -> Number:
+        """The mean over seeds of a number after the last task, or of the summary."""
+        return Number.of([_value(run, column) for _, run in self.runs.values()])
+
+    def minus(self, other: "Group") -> Interval | None:
+        """The difference in last mAP; None if nothing can be paired."""
+        seeds = [seed for seed in self.runs if seed in other.runs]
+        pairs = [(self.runs[seed], other.runs[seed]) for seed in seeds]
+        if not pairs and len(self.runs) == len(other.runs) == 1:
+            pairs = list(zip(self.runs.values(), other.runs.values(), strict=True))
+        if not pairs:
+            return None
+        values = [(_value(one, "last_mAP"), _value(two, "last_mAP")) for (_, one), (_, two) in pairs]
+        again = [(resampled(a, one.last.task), resampled(b, two.last.task)) for (a, one), (b, two) in pairs]
+        return compared(values, again)
+
+
+def _value(run: Run, column: str) -> float:
+    return float(run.summary[column] if column in run.summary else run.last.metrics[column])
+
+
+def compare(stories: Sequence[Story]) -> list[Group]:
+    """Put runs into rows, in the order given; a run without a finished task is refused."""
+    groups: dict[tuple[str, ...], Group] = {}
+    for story in stories:
+        if story.record is None:
+            raise BadData(f"run {story.name}: no task of it is finished yet, nothing to compare")
+        run = story.record.run
+        settings = {key: value for key, value in story.settings.items() if key != "seed"}
+        key = (run.scenario, run.data_fingerprint, run.code_version, *(f"{k}={v}" for k, v in sorted(settings.items())))
+        name = story.name.replace(f" · seed {run.seed}", "").replace(f" seed {run.seed}", "")
+        group = groups.setdefault(key, Group(name, {}))
+        group.runs[run.seed] = (story.run_id, run)
+    return _told_apart(list(groups.values()))
+
+
+def _told_apart(groups: list[Group]) -> list[Group]:
+    """Rows of the same name get the ids of their runs."""
+    names = [group.name for group in groups]
+    return [
+        Group(f"{group.name} ({next(iter(group.runs.values()))[0][:8]})", group.runs)
+        if names.count(group.name) > 1
+        else group
+        for group in groups
+    ]
+
+
+def _tables(groups: list[Group]) -> list[Table]:
+    numbers = {column: [group.number(column) for group in groups] for column in _COLUMNS}
+    if not any(number.mean for number in numbers["CF1_own"]):
+        del numbers["CF1_own"]  # models of a version that had no thresholds
+    rows = [
+        [group.name, str(len(group.runs)), *(values[index].shown(column) for column, values in numbers.items())]
+        for index, group in enumerate(groups)
+    ]
+    head = ["", "seeds", *(_COLUMNS[column] for column in numbers)]
+    note = "After the last task; mean over seeds. CF1 own: at thresholds that the model has from its training images."
+    tables = [Table("results", note, head, rows, 1, [False] * len(rows))]
+    first, *others = groups
+    against = [_difference(group, first) for group in others]
+    if against:
+        head = [f"minus {first.name}", "difference", "95 % interval", "seeds", "images", "last mAP is"]
+        note = "Paired over seeds and over resampled test images; level: zero is in the interval."
+        tables.append(Table("differences in last mAP", note, head, against, 1, [False] * len(against)))
+    return tables
+
+
+def _difference(group: Group, first: Group) -> list[str]:
+    found = group.minus(first) if group.scenario == first.scenario else None
+    if found is None:
+        return [group.name, "–", "–", "–", "–", "not comparable"]
+    images = f"{found.images:,}" if found.images else "–"
+    verdict = {"above": "higher", "below": "lower"}.get(found.verdict, found.verdict)
+    return [
+        group.name,
+        signed("last_mAP", found.mean),
+        interval_text("last_mAP", found),
+        str(found.seeds),
+        images,
+        verdict,
+    ]
+
+
+def _remarks(groups: list[Group]) -> list[str]:
+    """What a reader must know to take the numbers for what they are."""
+    runs = [run for group in groups for _, run in group.runs.values()]
+    lines = ["one seed: the interval is of these two models on other images, not of the methods"]
+    lines = lines if any(len(group.runs) == 1 for group in groups) else []
+    for name, values in {
+        "scenario": [run.scenario for run in runs],
+        "data": [run.data_fingerprint[:12] for run in runs],
+        "initialisation": [run.initialisation for run in runs],
+        "code": [run.code_version for run in runs],
+    }.items():
+        known = list(dict.fromkeys(values))
+        lines.append(f"{name} {known[0]}" if len(known) == 1 else f"{name} differs: {', '.join(known)}")
+    if any(run.held_out for run in runs):
+        lines.append("NOT the test images: some runs are tested on held-out training images")
+    return lines
+
+
+def comparison_text(groups: list[Group]) -> str:
+    """The comparison for a terminal."""
+    return as_text("Comparison", _tables(groups), _remarks(groups))
+
+
+def comparison_page(groups: list[Group]) -> str:
+    """The comparison as a page, with the course of every row and the AP of each class."""
+    body = []
+    for table in _tables(groups):
+        body += [f"<h2>{escape(table.title)}</h2>", html_table(table)]
+    for scenario in dict.fromkeys(group.scenario for group in groups):
+        body += _course([group for group in groups if group.scenario == scenario], scenario)
+    told = "".join(f"<li>{escape(line)}</li>" for line in _remarks(groups))
+    return page_of("Comparison of runs", "\n".join([*body, f'<ul class="note">{told}</ul>']))
+
+
+def _course(groups: list[Group], scenario: str) -> list[str]:
+    """The mAP after each task, and the AP of each class after the last, of the rows of one scenario."""
+    longest = max((run for group in groups for _, run in group.runs.values()), key=lambda run: len(run.tasks))
+    seen = [len(task.seen) for task in longest.tasks]
+    lines = {}
+    for group in groups:
+        curves = [[task.metrics.mAP for task in run.tasks] for _, run in group.runs.values()]
+        if all(len(curve) == len(seen) for curve in curves):
+            lines[group.name] = [sum(values) / len(values) for values in zip(*curves, strict=True)]
+    rows = []
+    for name in longest.last.seen:
+        found = [
+            [run.last.metrics.AP[name] for _, run in group.runs.values() if name in run.last.seen] for group in groups
+        ]
+        rows.append([name, *(shown("AP", sum(values) / len(values)) if values else "–" for values in found)])
+    table = Table("", "AP of each class after the last task.", ["", *(group.name for group in groups)], rows, 1, [])
+    return [f"<h2>{escape(scenario)}</h2>", f"<figure>{figures.curves(lines, seen)}</figure>", html_table(table)]

@@ -1,0 +1,256 @@
+"""Gather what a page shows of a task's model: counts of its scores, images with where it looks, its label graph."""
+
+import io
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch.nn.functional import adaptive_max_pool2d
+
+from csc.artifacts import Scores, Training
+from csc.config import differences
+from csc.data.evidence import THRESHOLDS, Evidence, Reliability, Sight, TaskFacts
+from csc.data.features import read_features
+from csc.data.shards import FORMATS, ImageShards
+from csc.data.views import View
+from csc.distributed.group import single_process
+from csc.model import MEMORY, ModelCard, load_network
+from csc.nets.activation import class_activation_maps
+from csc.nets.ci_gcn import CIGCN
+from csc.nets.label_graph import LabelGraph
+from csc.nets.network import Network
+from csc.replay.memory import read_memory
+from csc.scenario import Scenario
+from csc.training.device import for_inference
+from csc.training.inference import plain_batches
+
+__all__ = ["gather_evidence"]
+
+PANEL = 16  # images of each class whose scores are kept after every task
+STORIES = 8  # images of the panels that are shown after every task
+MEMORIES = 3  # thumbnails of a class, of at most 40 classes
+SHOTS, ALL_SHOTS = 6, 240  # images of a kind and class, and of a kind in all
+BINS = 15  # of the reliability diagram, as of the ECE
+SIDE, QUALITY = 96, 72  # of a thumbnail
+HEAT_SIDE = 16  # places of a heat map to a side, at most
+
+Pairs = list[tuple[str, int, int]]  # kind, class, row of the view
+
+
+def gather_evidence(model: Path, view: View, scores: Scores, features: str, seconds: float) -> Evidence:
+    """The evidence of a model that has scored its test images.
+
+    Args:
+        model: folder.
+        view: the test images.
+        scores: of all of them.
+        features: uri of cached feature maps that the network gets instead of images, or empty.
+        seconds: that the scoring took.
+    """
+    channels = read_features(features).shape[0] if features else 0
+    network, card = load_network(model, map_channels=channels)
+    columns = [card.classes.index(name) for name in view.classes]  # all, unless a model was extended
+    card = replace(card, classes=view.classes, new=tuple(name for name in card.new if name in view.classes))
+    chosen = _choice(view, scores, card)
+    places = [(row, columns[column]) for _, column, row in chosen]
+    heats = _heat_maps(network, view, card, places, features)
+    shown = _shown(chosen, scores, card)
+    pictures = _Pictures(view)
+    sights = []
+    for kind, column, row in chosen:
+        heat = heats[row, columns[column]]
+        sight = Sight(
+            kind=kind,
+            name=card.classes[column],
+            image_id=pictures.ids[row],
+            score=float(scores.confidences[row, column]),
+            labels=[card.classes[label] for label in np.flatnonzero(scores.targets[row])],
+            thumbnail=pictures.thumbnail(row) if (kind, column, row) in shown else b"",
+            heat=heat.tobytes(),
+            heat_width=heat.shape[1],
+        )
+        sights.append(sight)
+    exemplars, remembered = _memory(model, view)
+    name, matrix = _correlation(network)
+    shown_matrix = [[matrix[one][other] for other in columns] for one in columns] if matrix else []
+    facts = _facts(model, card, view, scores, (name, shown_matrix), seconds, exemplars)
+    return Evidence(facts, (*sights, *remembered))
+
+
+def _choice(view: View, scores: Scores, card: ModelCard) -> Pairs:
+    """The most confident hits and false alarms, the clearest misses, and the panel of each class."""
+    threshold = card.settings().threshold
+    order = _fixed_order(view)
+    shots = max(3, min(SHOTS, ALL_SHOTS // len(card.classes)))
+    chosen: Pairs = []
+    for column, (confidence, present) in enumerate(zip(scores.confidences.T, scores.targets.T, strict=True)):
+        called = confidence > threshold
+        falling = np.argsort(-confidence, kind="stable")
+        kinds = {
+            "hit": falling[(called & present)[falling]][:shots],
+            "false alarm": falling[(called & ~present)[falling]][:shots],
+            "miss": falling[::-1][(~called & present)[falling[::-1]]][:shots],
+            "panel": order[present[order]][:PANEL],
+        }
+        chosen += [(kind, column, row) for kind, rows in kinds.items() for row in rows.tolist()]
+    return chosen
+
+
+def _fixed_order(view: View) -> NDArray[np.intp]:
+    """An order of the images by their ids alone: the same for all tasks, and as good as drawn by lot."""
+    lots = [zlib.crc32(name.encode()) for name in view.table["image_id"].to_pylist()]
+    return np.argsort(lots, kind="stable")
+
+
+def _shown(chosen: Pairs, scores: Scores, card: ModelCard) -> set[tuple[str, int, int]]:
+    """Which of the chosen get a thumbnail: of the panel, the missed old ones and those with the most classes."""
+    threshold, old = card.settings().threshold, len(card.classes) - len(card.new)
+    shots = max(3, min(SHOTS, ALL_SHOTS // len(card.classes)))
+    panel = [choice for choice in chosen if choice[0] == "panel"]
+    stories = {row for row, _ in Counter(row for _, _, row in panel).most_common(STORIES)}
+    missed = []
+    for column in range(old):
+        rows = [row for _, owner, row in panel if owner == column and scores.confidences[row, column] <= threshold]
+        rows.sort(key=lambda row: float(scores.confidences[row, column]))
+        missed += [("panel", column, row) for row in rows[:shots]]
+    others = [choice for choice in chosen if choice[0] != "panel"]
+    return {*others, *missed, *(choice for choice in panel if choice[2] in stories)}
+
+
+def _heat_maps(
+    network: Network, view: View, card: ModelCard, pairs: Sequence[tuple[int, int]], features: str
+) -> dict[tuple[int, int], NDArray[np.uint8]]:
+    """Where the network looks, by (row, class)."""
+    config, device = card.settings(), single_process().device
+    frozen = for_inference(network, config, device)
+    rows = sorted({row for row, _ in pairs})
+    wanted: dict[int, list[int]] = {}
+    for row, column in set(pairs):
+        wanted.setdefault(row, []).append(column)
+    size = config.train.batch_size
+    batches = [rows[start : start + size] for start in range(0, len(rows), size)]
+    found = {}
+    for some, batch in zip(batches, plain_batches(view, batches, config, features, device), strict=True):
+        with torch.inference_mode():
+            maps = class_activation_maps(frozen, batch.to(device).images)
+            if max(maps.shape[2:]) > HEAT_SIDE:
+                maps = adaptive_max_pool2d(maps, HEAT_SIDE)
+        coarse = (maps * 255).round().to(torch.uint8).cpu().numpy()
+        found.update({(row, column): coarse[place, column] for place, row in enumerate(some) for column in wanted[row]})
+    return found
+
+
+class _Pictures:
+    """Thumbnails of a view's images."""
+
+    def __init__(self, view: View) -> None:
+        self.ids, self.shards = view.table["image_id"].to_pylist(), ImageShards(view.images)
+        self.positions = list(zip(view.table["shard"].to_pylist(), view.table["row"].to_pylist(), strict=True))
+        self._made: dict[int, bytes] = {}
+
+    def thumbnail(self, row: int) -> bytes:
+        """A small JPEG with the proportions of the image."""
+        if row not in self._made:
+            with Image.open(io.BytesIO(self.shards.jpeg(*self.positions[row])), formats=FORMATS) as image:
+                image.draft("RGB", (2 * SIDE, 2 * SIDE))
+                small = image.convert("RGB")
+            small.thumbnail((SIDE, SIDE))
+            encoded = io.BytesIO()
+            small.save(encoded, "JPEG", quality=QUALITY)
+            self._made[row] = encoded.getvalue()
+        return self._made[row]
+
+
+def _memory(model: Path, view: View) -> tuple[int, list[Sight]]:
+    """How many images the model keeps for replay, and the first of each class."""
+    if not (model / MEMORY).is_file():
+        return 0, []
+    memory = read_memory(model / MEMORY)
+    pictures = _Pictures(memory.view(view))
+    sights, count = [], Counter[str]()
+    for row in np.argsort(memory.rank, kind="stable").tolist():
+        labels = [memory.classes[label] for label in np.flatnonzero(memory.labels[row])]
+        owner = int(memory.owner[row])
+        name = memory.classes[owner] if owner >= 0 else next(iter(labels), "")
+        if count[name] < MEMORIES and len(sights) < 40 * MEMORIES:
+            count[name] += 1
+            sights.append(Sight("memory", name, pictures.ids[row], 0.0, labels, pictures.thumbnail(row)))
+    return len(memory), sights
+
+
+def _facts(
+    model: Path,
+    card: ModelCard,
+    view: View,
+    scores: Scores,
+    correlation: tuple[str, list[list[float]]],
+    seconds: float,
+    memory: int,
+) -> TaskFacts:
+    training = Training.read(model / "training.json")
+    old = len(card.classes) - len(card.new)
+    groups = {"old": slice(0, old), "new": slice(old, None)}
+    name, matrix = correlation
+    positives = [column[present] for column, present in zip(scores.confidences.T, scores.targets.T, strict=True)]
+    return TaskFacts(
+        task=card.task,
+        classes=list(card.classes),
+        old=old,
+        threshold=card.settings().threshold,
+        settings=differences(Scenario.parse(card.scenario).dataset, card.settings()),
+        data=view.images.removesuffix("/images"),
+        packages=training.packages,
+        epochs=training.epochs,
+        train_images=training.images,
+        train_seconds=training.seconds,
+        test_images=len(view),
+        test_seconds=seconds,
+        present=[len(column) for column in positives],
+        predicted=[_above(column) for column in scores.confidences.T],
+        found=[_above(column) for column in positives],
+        reliability={
+            group: _reliability(scores.confidences[:, part], scores.targets[:, part])
+            for group, part in groups.items()
+            if scores.confidences[:, part].size
+        },
+        correlation=matrix,
+        correlation_name=name,
+        memory=memory,
+    )
+
+
+def _above(confidences: NDArray[np.float32]) -> list[int]:
+    """How many confidences are above each threshold, compared in their own precision as the metrics do."""
+    limits = np.array(THRESHOLDS, confidences.dtype)
+    counts: list[int] = (len(confidences) - np.searchsorted(np.sort(confidences), limits, side="right")).tolist()
+    return counts
+
+
+def _reliability(confidences: NDArray[np.float32], targets: NDArray[np.bool_]) -> Reliability:
+    edges = (np.arange(1, BINS) / BINS).astype(confidences.dtype)
+    index = np.searchsorted(edges, confidences.ravel(), side="right")
+    sums: NDArray[Any] = np.bincount(index, weights=confidences.ravel(), minlength=BINS)
+    present = np.bincount(index[targets.ravel()], minlength=BINS)
+    return Reliability(np.bincount(index, minlength=BINS).tolist(), sums.tolist(), present.tolist())
+
+
+def _correlation(network: Network) -> tuple[str, list[list[float]]]:
+    """The matrix that relates the classes, and its name; low-rank forms are multiplied out."""
+    head = network.head
+    if isinstance(head, CIGCN):
+        matrix = head.general_matrix()
+        matrix = matrix @ head.hubs.T if head.config.rank else matrix
+        name = "A_g" if head.config.correlation == "G->S" else "Z"
+    elif isinstance(head, LabelGraph):
+        name, matrix = "Z", head.statistical_cm
+    else:
+        return "", []
+    rows: list[list[float]] = matrix.detach().float().numpy().round(5).tolist()
+    return name, rows

@@ -1,0 +1,98 @@
+"""Where networks look: each head's maps against what they are said to be."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from csc.config import resolve
+from csc.methods.csc import CiGcn
+from csc.methods.krt import Krt
+from csc.methods.l2p import L2p
+from csc.nets.activation import class_activation_maps, maps_of
+from csc.nets.attention import IncrementalCrossAttention
+from csc.nets.backbone import StoredBackbone, build_backbone
+from csc.nets.ci_gcn import CIGCN
+from csc.nets.label_graph import LabelGraph
+from csc.nets.linear import LinearHead
+from csc.nets.network import Network
+from csc.nets.prompts import PromptedBackbone
+
+FEATURES, CLASSES, HEIGHT, ACROSS = 6, 5, 3, 4
+GROUPS = (3, 2)
+HEADS = {
+    "cigcn": lambda: CIGCN(FEATURES, CLASSES, CiGcn(8)),
+    "linear": lambda: LinearHead(FEATURES, CLASSES),
+    "label graph": lambda: LabelGraph(FEATURES, CLASSES, 8),
+    "krt": lambda: IncrementalCrossAttention(FEATURES, GROUPS, Krt(width=8, heads=2)),
+    "unknown": lambda: nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(FEATURES, CLASSES)),
+}
+
+
+def feature_maps() -> Tensor:
+    return torch.randn(2, FEATURES, HEIGHT, ACROSS, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_every_head_gives_a_map_from_0_to_1_for_each_class(name: str):
+    torch.manual_seed(0)
+    network = Network(StoredBackbone({}, FEATURES), HEADS[name]().eval(), (0,), (1,))
+    with torch.inference_mode():
+        maps = class_activation_maps(network, feature_maps())
+    assert maps.shape == (2, CLASSES, HEIGHT, ACROSS)
+    assert torch.equal(maps.amin(dim=(2, 3)), torch.zeros(2, CLASSES))
+    assert torch.equal(maps.amax(dim=(2, 3)), torch.ones(2, CLASSES))
+
+
+def test_a_map_without_contrast_is_dark_and_finite():
+    network = Network(StoredBackbone({}, FEATURES), LinearHead(FEATURES, CLASSES), (0,), (1,))
+    with torch.inference_mode():
+        assert class_activation_maps(network, torch.ones(1, FEATURES, 2, 2)).sum() == 0
+
+
+def test_of_ci_gcn_they_are_its_masks():
+    head = HEADS["cigcn"]().eval()
+    F = feature_maps()
+    places = F.flatten(2).transpose(1, 2)
+    M = head.masks(places @ head.class_maps.weight.T)
+    assert torch.allclose(maps_of(head, F).flatten(2).sum(dim=2), torch.ones(2, CLASSES))
+    assert torch.allclose(maps_of(head, F)[:, 3, 1, 2], M[:, 1 * ACROSS + 2, 3])
+
+
+def test_of_a_linear_head_their_mean_is_the_logit():
+    head = LinearHead(FEATURES, CLASSES)
+    F = feature_maps()
+    torch.testing.assert_close(maps_of(head, F).mean(dim=(2, 3)) + head.linear.bias, head(F))
+
+
+def test_of_krt_they_are_the_attention_of_each_task_on_the_places():
+    head = HEADS["krt"]().eval().double()
+    F = feature_maps().double()
+    places = (head.projection(F) + head.positions(HEIGHT, ACROSS)).flatten(2).transpose(1, 2)
+    block = head.block
+    maps = maps_of(head, F)
+    for task, classes in enumerate((slice(0, 3), slice(3, 5))):
+        tokens = [token.expand(2, 1, -1) for token in (head.transfer, head.tokens[task])]
+        sequence = block.norm(torch.cat([*tokens, places], dim=1))
+        q = block.query(block.norm(head.transfer)).view(2, -1)  # (heads, width of a head)
+        k = block.key(sequence).view(2, sequence.shape[1], 2, -1)
+        weights = (torch.einsum("hd,bphd->bhp", q, k) / q.shape[1] ** 0.5).softmax(dim=2)
+        expected = weights[:, :, 2:].mean(dim=1).unflatten(1, (HEIGHT, ACROSS))
+        for column in range(classes.start, classes.stop):
+            torch.testing.assert_close(maps[:, column], expected)
+
+
+def test_of_prompts_they_are_attention_rolled_out_to_the_patches():
+    torch.manual_seed(0)
+    backbone = PromptedBackbone(
+        build_backbone(resolve("digits", {"method": "l2p"}).backbone), L2p(pool=6, length=3, chosen=2)
+    ).eval()
+    network = Network(backbone, LinearHead(backbone.channels, CLASSES), (0.5,) * 3, (0.5,) * 3)
+    images = torch.randint(0, 256, (2, 3, 48, 48), dtype=torch.uint8)
+    fused = [block.attn.fused_attn for block in backbone.net.blocks]
+    with torch.inference_mode():
+        before = network(images)
+        maps = class_activation_maps(network, images)
+        assert torch.equal(network(images), before)
+    assert maps.shape == (2, CLASSES, 3, 3)  # patches of 16 pixels
+    assert torch.equal(maps[:, 0], maps[:, 4])
+    assert [block.attn.fused_attn for block in backbone.net.blocks] == fused
