@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from csc.nets.attention import IncrementalCrossAttention
 from csc.nets.ci_gcn import CIGCN
+from csc.nets.head import LinearHead
 from csc.nets.label_graph import LabelGraph
-from csc.nets.linear import LinearHead
 from csc.nets.network import Network
 from csc.nets.prompts import PromptedBackbone
 

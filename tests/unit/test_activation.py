@@ -12,8 +12,8 @@ from csc.nets.activation import class_activation_maps, maps_of
 from csc.nets.attention import IncrementalCrossAttention
 from csc.nets.backbone import StoredBackbone, build_backbone
 from csc.nets.ci_gcn import CIGCN
+from csc.nets.head import LinearHead
 from csc.nets.label_graph import LabelGraph
-from csc.nets.linear import LinearHead
 from csc.nets.network import Network
 from csc.nets.prompts import PromptedBackbone
 
