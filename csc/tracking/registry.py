@@ -145,7 +145,8 @@ def _version(tracker: Tracker, name: str, model_id: str, digest: str) -> str:
     try:
         return find_or_create(find, create)
     except MlflowException as error:
-        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+        # Users who are not the administrator are told that they may not, where there is nothing yet.
+        if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "PERMISSION_DENIED"):
             raise
     with contextlib.suppress(MlflowException):  # another run may have created it by now; if not, the next line fails
         client.create_registered_model(name, tags={"csc.scenario": card.scenario, "csc.method": card.method})
