@@ -25,6 +25,7 @@ class DataSource:
     data: str
     classes: int
     fingerprint: str = ""
+    note: str = ""  # in what it is not the benchmark whose name it has
 
 
 @dataclass(frozen=True)

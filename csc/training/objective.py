@@ -65,6 +65,8 @@ class Objective:
         fixed = self.examples.features and not self.config.input.augment
         if self.prior is not None and fixed and not self.needs_intermediates:
             self._prior_logits = self.logits_of_prior()
+        if self._tables is not None and self.config.memory.relabel != "none":
+            self._relabel()
         self.method.begin(self)
         if any(name == "statistical_cm" for name, _ in self.network.head.named_buffers()):
             self._count_correlations()
@@ -132,6 +134,7 @@ class Objective:
         if self._tables is not None:
             is_known, stored_logits, is_stored = self._tables
             rows = gather(batch.rows)
+            targets = [self._filled_in(*given) for given in zip(targets, logits, rows, strict=True)]
             of_update = [self._with_others(drawn, [other[i].rows for other in others]) for i, drawn in enumerate(rows)]
             replays = tuple(
                 Replay(logits[i], targets[i], is_known[of_update[i]], stored_logits[rows[i]], is_stored[of_update[i]])
@@ -199,6 +202,35 @@ class Objective:
             torch.cat([nothing, torch.from_numpy(memory.logits)]).to(self.device),
             torch.cat([nothing.bool(), stored]).to(self.device),
         )
+
+    def _relabel(self) -> None:
+        """Mark the exemplars' unknown labels that models fill in as known: of old classes, with `both` of all.
+
+        What the prior model says of old classes is asked once; of new classes, the learner is asked at each step.
+        """
+        assert self._tables is not None
+        own, old = self.examples.own, len(self.classes) - self.new
+        known = self._tables[0]
+        unknown = ~known
+        unknown[:own] = False
+        said = self.examples.outputs(cast(Network, self.prior), range(own, len(self.examples.view))) > 0
+        self._filled = torch.zeros_like(known)
+        self._filled[own:, :old] = said.to(self.device) & unknown[own:, :old]
+        self._guessed = unknown
+        self._guessed[:, :old] = False
+        both = self.config.memory.relabel == "both"
+        filled = known.clone()
+        filled[own:, : None if both else old] = True
+        self._tables = (filled, *self._tables[1:])
+
+    def _filled_in(self, targets: Tensor, logits: Tensor, rows: Tensor) -> Tensor:
+        """Targets of some rows, with what models say where `memory.relabel` has them fill in exemplars' labels."""
+        if self.config.memory.relabel == "none":
+            return targets
+        targets = targets.maximum(self._filled[rows].to(targets.dtype))
+        if self.config.memory.relabel == "teacher":
+            return targets
+        return torch.where(self._guessed[rows], (logits.detach() > 0).to(targets.dtype), targets)
 
     def _count_correlations(self) -> None:
         """Fill the head's statistical matrix from the task's labels and the prior model's scores."""

@@ -4,6 +4,7 @@ import csv
 import html
 import io
 import re
+from dataclasses import replace
 from datetime import date
 from html.parser import HTMLParser
 from pathlib import Path
@@ -24,7 +25,7 @@ from csc.study import cells as cells_module
 from csc.study import claims as claims_module
 from csc.study.cells import DataSource, cells, results
 from csc.study.claims import Resampled, claims
-from csc.study.files import write_files
+from csc.study.files import log_outcome, write_files
 from csc.study.intervals import _weights, difference, resampled_map
 from csc.study.outcome import Outcome
 from csc.study.page import render
@@ -34,6 +35,7 @@ from csc.study.spec import COLUMNS, Row, Study
 from csc.study.summary import results_document, write_between
 from csc.tracking.queries import ScenarioRun
 from csc.version import code_version
+from tests.tracked import fresh_database
 
 ROOT = Path(__file__).parents[2]
 SOURCES = {
@@ -667,6 +669,15 @@ def test_held_out_images_are_never_shown_as_a_table_of_the_paper(form, server):
     assert {record["paper"] for record in csv.DictReader(io.StringIO(csv_lines(outcome)))} == {""}
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_data_that_are_not_the_benchmark_are_named_next_to_the_paper(form, server):
+    study = read_study("table2").narrowed(["voc-b0c4"], ["csc"], [0])
+    part = {"voc": replace(SOURCES["voc"], note="not VOC 2007 as published: train: 6 images")}
+    assert "not VOC 2007 as published: train: 6 images" in told_in(
+        form, Outcome(study, tuple(results(cells(study, part))))
+    )
+
+
 def test_rows_that_alone_are_held_out_are_named(written, server):
     rows = [{"label": "A", "method": "csc", "settings": {"held_out": 5}}, {"label": "B", "method": "lwf"}]
     study = written({"title": "T", "scenarios": ["voc-b0c4"], "rows": rows})
@@ -712,6 +723,23 @@ def test_all_files_are_written_under_the_name_of_the_study(outcome, tmp_path):
     assert [file.name for file in files] == [f"table2.{ending}" for ending in ("txt", "md", "tex", "csv", "html")]
     assert sorted(tmp_path.joinpath("tables").iterdir()) == sorted(files)
     assert files[0].read_text() == text(outcome) + "\n"
+
+
+def test_means_and_deviations_are_one_run_of_mlflow_however_often_they_are_logged(outcome, tmp_path, monkeypatch):
+    from mlflow.tracking import MlflowClient
+
+    uri = fresh_database(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    for _ in range(2):
+        log_outcome(outcome)
+    client = MlflowClient(uri)
+    (run,) = client.search_runs([client.get_experiment_by_name("csc-studies").experiment_id])
+    assert (run.info.run_name, run.info.status) == ("table2", "FINISHED")
+    assert run.data.metrics["voc-b0c4/Fine-Tuning/last_mAP"] == 61.0
+    assert run.data.metrics["voc-b0c4/Fine-Tuning/last_mAP_std"] == pytest.approx(2**0.5)
+    assert "voc-b0c4/AGCN _0_/last_mAP_std" not in run.data.metrics  # one seed has no deviation
+    assert len(client.get_metric_history(run.info.run_id, "voc-b0c4/AGCN _0_/last_mAP")) == 1
+    assert {item.path for item in client.list_artifacts(run.info.run_id)} == {"study.html", "table.md"}
 
 
 def test_every_column_has_a_title():
