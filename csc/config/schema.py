@@ -202,6 +202,10 @@ class Register(Settings, frozen=True):
     """What a model must reach to be named by an alias: a least mAP, a largest loss of mAP since the task before.
 
     In percent and points of mAP; 0 for no limit. A model that fails is registered all the same.
+
+    Attributes:
+        min_map: least mAP of a model that gets an alias; 0 for any.
+        max_drop: points of mAP that it may lose since the task before; 0 for any.
     """
 
     min_map: Annotated[float, Meta(ge=0, le=100)] = 0.0
