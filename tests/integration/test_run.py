@@ -142,7 +142,7 @@ def test_ui_serves_the_runs_of_the_work_folder(undisturbed):
 
 def test_show_tells_the_story_of_a_run_however_it_is_named(undisturbed, scenes):
     workdir, _ = undisturbed
-    told = [csc("show", *words, "--workdir", workdir) for words in ([], ["digits-b0c4"], [f"models:/{NAME}/2"])]
+    told = [csc("show", *words, "--workdir", workdir) for words in ([], ["digits-b0c4"], [NAME], [f"models:/{NAME}/2"])]
     assert {done.stdout for done in told} == {told[0].stdout}
     lines = told[0].stdout.splitlines()
     assert re.match(r"digits-b0c4 · csc · .* · seed 0 · finished · started 20", lines[0])
