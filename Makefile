@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test quick test-docker bench lint format golden lock hashes wheelhouse images push sbom licences audit clean
+.PHONY: help setup run test quick test-docker bench screenshots lint format fuzz golden lock hashes wheelhouse images push sbom \
+	licences audit clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -34,6 +35,9 @@ test-docker: $(STAMP)  ## build the images and run their tests (minutes, 18 GB o
 
 bench: $(STAMP)  ## measure speed as ratios to named limits (BENCH="step load" for some)
 	$(BIN)/python -m benchmarks $(BENCH)
+
+screenshots: $(STAMP)  ## take the pictures of the docs from the newest run of work/ (needs Chromium)
+	$(BIN)/python docs/screenshots.py work
 
 TYPED := build/typed/csc
 lint: $(STAMP)  ## ruff and mypy
@@ -95,3 +99,6 @@ audit: $(STAMP)  ## look the images' packages up in the database of known vulner
 
 clean:  ## remove runs and caches, keep .venv
 	rm -rf work .mypy_cache .ruff_cache .pytest_cache build *.egg-info
+
+fuzz: $(STAMP)  ## parsers of foreign files, given thousands of mutated ones, in 4 GB of memory
+	@ulimit -v 4000000; FUZZ_EXAMPLES=$${FUZZ_EXAMPLES:-2000} OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 0 tests/fuzz

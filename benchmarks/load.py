@@ -31,6 +31,7 @@ from csc.data.order import Draw
 from csc.data.views import View
 from csc.errors import CscError
 from csc.nets.backbone import build_backbone
+from csc.storage import sha256_file, write_json
 
 __all__ = ["load"]
 
@@ -168,6 +169,9 @@ def _view(jpegs: Sequence[bytes], rows: int, folder: Path) -> View:
     """A view of many rows that show the same few images in turn."""
     with pa.ipc.new_file(str(folder / "00000.arrow"), pa.schema([("jpeg", pa.binary())])) as writer:
         writer.write_batch(pa.record_batch([pa.array(jpegs, pa.binary())], names=["jpeg"]))
+    shard = folder / "00000.arrow"
+    entry = {"rows": len(jpegs), "bytes": shard.stat().st_size, "sha256": sha256_file(shard)}
+    write_json(folder / "index.json", [entry])
     columns = {
         "image_id": pa.array(map(str, range(rows))),
         "shard": pa.array(np.zeros(rows, np.int32)),

@@ -228,6 +228,8 @@ class Run(_Contract, frozen=True):
     code_version: str
     tasks: tuple[TaskResult, ...]  # those that are finished, at least one
     held_out: int = 0  # if it was tested on held-out training images, of so many images one
+    settings: dict[str, Any] = {}  # those that differ from the method's own, by dotted key
+    data_note: str = ""  # in what the data are not the benchmark whose name they have, so that nobody is misled
 
     def __post_init__(self) -> None:
         if not self.tasks:

@@ -18,7 +18,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from csc.errors import BadConfig, Unavailable
 
@@ -51,7 +51,7 @@ class Retries:
         return {f"{PREFIX}{name.upper()}": f"{value:.15g}" for name, value in given.items()}
 
 
-def _number(name: str, text: str) -> int | float:
+def _number(name: str, text: str) -> Any:
     whole, least = name == "times", int(name == "factor")
     try:
         number = int(text) if whole else float(text)

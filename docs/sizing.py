@@ -8,7 +8,7 @@ forwards per second = utilisation · peak / operations of one forward pass
 memory = batch · activations · 1.5 + parameters · (16 + 4) bytes + 1.5 GB
 """
 
-from csc.data.ingest.published import published_counts
+from csc.data.published import published_counts
 from csc.scenario import CLASS_COUNTS, PAPER_SCENARIOS, Scenario
 
 EPOCHS = 20

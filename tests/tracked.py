@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from csc.model import ModelCard
-from csc.tracking.registry import model_name
+from csc.tracking.names import model_name
 from csc.tracking.runs import run_key
 
 

@@ -30,12 +30,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("csc:", printable(str(error)), file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
-        from csc.cli.preflight import EXTRAS, missing_package
+        from csc.cli.preflight import EXTRAS, missing_packages
 
         package = (error.name or "").partition(".")[0]
         if package not in EXTRAS:
             raise
-        print("csc:", missing_package(package), file=sys.stderr)
+        print("csc:", missing_packages(package), file=sys.stderr)
         return 2
     except BrokenPipeError:  # the reader of our output went away, for instance `csc … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -48,7 +48,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> ArgumentParser:
-    from csc.cli import cluster, compare, doctor, extend, ingest, lists, predict, run, serve, show, study, submit, ui
+    from csc.cli import (
+        cluster,
+        compare,
+        doctor,
+        extend,
+        ingest,
+        lists,
+        predict,
+        report,
+        run,
+        sample,
+        serve,
+        show,
+        study,
+        submit,
+        ui,
+    )
 
     commands = {
         "compare": compare.COMPARE,
@@ -59,8 +75,10 @@ def _parser() -> ArgumentParser:
         "logs": cluster.LOGS,
         "methods": lists.METHODS,
         "predict": predict.PREDICT,
+        "report": report.REPORT,
         "retry": cluster.RETRY,
         "run": run.RUN,
+        "sample": sample.SAMPLE,
         "scenarios": lists.SCENARIOS,
         "serve": serve.SERVE,
         "settings": lists.SETTINGS,

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from csc.cli.command import Command
-from csc.cli.preflight import DISTRIBUTION, EXTRAS
+from csc.cli.preflight import missing_packages
 from csc.data.cores import cores
 from csc.errors import BadConfig, CscError
 from csc.storage import exists, join, local_path
@@ -82,9 +82,7 @@ def _verdicts(status: Mapping[str, str]) -> Iterator[Check]:
     for use, (name, packages) in USES.items():
         missing = [package for package in packages if status[package] != "ok"]
         if missing:
-            extras = ",".join(dict.fromkeys(EXTRAS[package] for package in missing))
-            text = f"{name} needs {', '.join(missing)}: pip install '{DISTRIBUTION}[{extras}]'"
-            yield Check(use, "missing", text)
+            yield Check(use, "missing", f"{name} needs what is {missing_packages(*missing)}")
         elif broken and use != "submit":
             yield Check(use, "missing", f"{name} needs what failed above: {', '.join(broken)}")
         elif use == "gpu" and status["device"] != "ok":

@@ -62,7 +62,7 @@ def _arguments(parser: ArgumentParser) -> None:
 
 
 def _run(arguments: Namespace) -> int:
-    from csc.data.ingest.published import counts, differences
+    from csc.data.published import counts, differences
 
     dataset = _ingest(arguments)
     for line in counts(dataset):

@@ -1,37 +1,159 @@
 """`csc predict`: name the classes in images with a registered model."""
 
+import csv
+import glob
+import json
+import re
+import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from csc.cli.command import Command
 from csc.cli.workdir import tracked_workdir, workdir_argument
+from csc.data.progress import Bar
 from csc.errors import BadData
-from csc.storage import local_path
+from csc.storage import local_path, write_bytes
+
+if TYPE_CHECKING:
+    from csc.serving.predictor import Prediction
 
 __all__ = ["PREDICT"]
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
+Found = list[tuple[str, float]]  # predicted classes with their confidences
 
 
 def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("model", help="models:/NAME@ALIAS, models:/NAME/VERSION or a model folder")
-    parser.add_argument("images", nargs="+", metavar="IMAGE", help="image files")
-    parser.add_argument("--threshold", type=float, help="print classes above this confidence (default: the model's)")
+    parser.add_argument("images", nargs="+", metavar="IMAGE", help="image files, folders of them, or patterns")
+    parser.add_argument("--threshold", type=float, help="name classes above this confidence (default: the model's)")
+    parser.add_argument("--heatmap", metavar="DIR", help="write each image with where the model looks, as PNG files")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print a JSON object per image")
+    form.add_argument("--csv", action="store_true", help="print a table with the confidences of all classes")
     workdir_argument(parser)
 
 
 def _run(arguments: Namespace) -> int:
-    for image in arguments.images:
-        if not local_path(image).is_file():
-            raise BadData(f"{image}: no such image file")
+    if arguments.threshold is not None and not 0 <= arguments.threshold <= 1:
+        raise BadData(f"--threshold {arguments.threshold:g}: expected a number between 0 and 1, for instance 0.8")
+    images = [image for given in arguments.images for image in _image_files(given)]
     if arguments.model.startswith("models:/"):
         tracked_workdir(arguments.workdir)
-    from csc.serving.predictor import Predictor, above
+    from csc.serving.predictor import BATCH, Predictor, above
     from csc.tracking.registry import fetch_model
 
     predictor = Predictor(fetch_model(arguments.model))
-    threshold = arguments.threshold if arguments.threshold is not None else predictor.card.settings().threshold
-    for image, scores in zip(arguments.images, predictor.confidences(arguments.images), strict=True):
-        found = above(scores.tolist(), predictor.card.classes, threshold)
-        print(f"{image}\t" + (", ".join(f"{name} {value:.3f}" for name, value in found) or "(nothing)"))
+    classes, thresholds = predictor.card.classes, predictor.thresholds
+    if arguments.threshold is not None:
+        thresholds = dict.fromkeys(classes, arguments.threshold)
+    heatmaps = _Heatmaps(arguments.heatmap) if arguments.heatmap else None
+    tell = _teller(arguments, classes)
+    with _bar(len(images)) as bar:
+        for start in range(0, len(images), BATCH):
+            some = images[start : start + BATCH]
+            predictions = list(predictor.predictions(some, maps=heatmaps is not None))
+            if bar is not None:
+                print("\r\x1b[K", end="", file=sys.stderr, flush=True)  # it is drawn again below the answers
+            for image, prediction in zip(some, predictions, strict=True):
+                found = above(prediction.confidences.tolist(), thresholds)
+                files = heatmaps.write(image, prediction, found, classes) if heatmaps else {}
+                tell(image, found, prediction.confidences.tolist(), files)
+            if bar is not None:
+                sys.stdout.flush()
+                bar.advance(len(some))
     return 0
+
+
+def _image_files(given: str) -> list[str]:
+    """The files that a word of the command line means."""
+    path = local_path(given)
+    if path.is_file():
+        return [given]
+    if path.is_dir():
+        found = sorted(str(file) for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
+        if not found:
+            raise BadData(f"{given}: no image files in this folder ({', '.join(SUFFIXES)})")
+        return found
+    if glob.has_magic(given):
+        matching = sorted(file for file in glob.glob(given, recursive=True) if Path(file).is_file())  # noqa: PTH207
+        if matching:
+            return matching
+        raise BadData(f"{given}: no file matches this pattern")
+    raise BadData(f"{given}: no such image file")
+
+
+def _bar(images: int) -> AbstractContextManager[Bar | None]:
+    """How far it is, for a person who waits for several batches."""
+    if sys.stderr.isatty() and images > 32:
+        return Bar("predict", images, "images", sys.stderr)
+    return nullcontext()
+
+
+class _Heatmaps:
+    """Images with where the model looks, as files of a folder: one for each predicted class."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = local_path(folder)
+        if self.folder.exists() and not self.folder.is_dir():
+            raise BadData(f"--heatmap {folder}: not a folder")
+        self.written: set[Path] = set()
+
+    def write(self, image: str, prediction: "Prediction", found: Found, classes: Sequence[str]) -> dict[str, str]:
+        """Write an image with the map of each predicted class, of the most likely one if none is predicted."""
+        from csc.report.overlay import encoded, over
+
+        assert prediction.image is not None
+        assert prediction.maps is not None
+        best = classes[int(prediction.confidences.argmax())]
+        files = {}
+        for name in [name for name, _ in found] or [best]:
+            path = self._free(f"{Path(image).stem}.{name}")
+            heat = (255 * prediction.maps[classes.index(name)]).round().astype("uint8")
+            write_bytes(path, encoded(over(prediction.image, heat)))
+            files[name] = str(path)
+        return files
+
+    def _free(self, name: str) -> Path:
+        """A file that this command has not written yet: images of several folders may have one name."""
+        stem = re.sub(r"[^\w.\- ]", "_", name)
+        paths = (self.folder / (f"{stem}.png" if number == 1 else f"{stem}-{number}.png") for number in count(1))
+        path = next(path for path in paths if path not in self.written)
+        self.written.add(path)
+        return path
+
+
+def _teller(
+    arguments: Namespace, classes: Sequence[str]
+) -> Callable[[str, Found, Sequence[float], Mapping[str, str]], None]:
+    """How the answer for an image is printed: as a line for people, as JSON or as CSV."""
+    if arguments.json:
+        return _tell_json
+    if arguments.csv:
+        table = csv.writer(sys.stdout, lineterminator="\n")
+        table.writerow(["image", "labels", *classes])
+
+        def tell_csv(image: str, found: Found, confidences: Sequence[float], _: Mapping[str, str]) -> None:
+            table.writerow([image, ";".join(name for name, _ in found), *(f"{value:.6f}" for value in confidences)])
+
+        return tell_csv
+    return _tell_people
+
+
+def _tell_people(image: str, found: Found, confidences: Sequence[float], files: Mapping[str, str]) -> None:
+    print(f"{image}\t" + (", ".join(f"{name} {value:.3f}" for name, value in found) or "(nothing)"))
+
+
+def _tell_json(image: str, found: Found, confidences: Sequence[float], files: Mapping[str, str]) -> None:
+    told: list[dict[str, Any]] = []
+    for name, value in found:
+        heatmap = {"heatmap": files[name]} if name in files else {}
+        told.append({"name": name, "confidence": round(value, 6), **heatmap})
+    print(json.dumps({"image": image, "classes": told}, ensure_ascii=False))
 
 
 PREDICT = Command("name the classes in images with a registered model", _arguments, _run)

@@ -11,13 +11,14 @@ from csc.config import Config
 from csc.config.preflight import preflight as check_settings
 from csc.errors import BadConfig, BadData
 
-__all__ = ["DISTRIBUTION", "EXTRAS", "missing_package", "preflight"]
+__all__ = ["DISTRIBUTION", "EXTRAS", "missing_packages", "preflight"]
 
 DISTRIBUTION = "csc-mlcil"  # the name of this project on a package index
 
 # The extra of the distribution that brings a package.
 EXTRAS = {
     "alembic": "tracking",
+    "certifi": "pipelines",
     "docker": "pipelines",
     "kfp": "pipelines",
     "kfp_server_api": "pipelines",
@@ -39,9 +40,10 @@ NEEDED = {"run": ("kfp", "mlflow", "torch", "timm"), "containers": ("kfp", "mlfl
 LEAST_ROOM = 500 << 20  # bytes: a model of a small network for each of a few tasks
 
 
-def missing_package(name: str) -> str:
-    """One line for somebody who lacks a package: which extra brings it."""
-    return f"{name} is not installed; run: pip install '{DISTRIBUTION}[{EXTRAS[name]}]', or [all] for everything"
+def missing_packages(*names: str) -> str:
+    """One line for somebody who lacks packages: which extras bring them."""
+    extras = ",".join(dict.fromkeys(EXTRAS[name] for name in names))
+    return f"not installed: {', '.join(names)}; run: pip install '{DISTRIBUTION}[{extras}]', or [all] for everything"
 
 
 def preflight(config: Config, workdir: Path, *, in_containers: bool = False) -> None:
@@ -52,9 +54,9 @@ def preflight(config: Config, workdir: Path, *, in_containers: bool = False) -> 
         workdir: folder of runs and results, which may not be there yet.
         in_containers: whether its steps bring their packages and fetch their weights themselves.
     """
-    for name in NEEDED["containers" if in_containers else "run"]:
-        if importlib.util.find_spec(name) is None:
-            raise BadConfig(missing_package(name))
+    needed = NEEDED["containers" if in_containers else "run"]
+    if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
+        raise BadConfig(missing_packages(*missing))
     folder = next(folder for folder in (workdir, *workdir.parents) if folder.exists())
     free = shutil.disk_usage(folder).free
     if free < LEAST_ROOM:

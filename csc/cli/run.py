@@ -26,7 +26,8 @@ from csc.pipelines.profile import SHIPPED, Profile, on_this_machine, read_profil
 from csc.pipelines.window import Window
 from csc.scenario import CLASS_COUNTS, PAPER_SCENARIOS, Scenario
 from csc.storage import absolute, exists, join, write_bytes
-from csc.tracking.registry import find_record, model_name
+from csc.tracking.names import changed_settings, model_name, page_name, settings_text
+from csc.tracking.registry import find_record, point_aliases
 from csc.tracking.server import nothing_tracked
 from csc.version import code_version
 
@@ -207,7 +208,7 @@ def _run(arguments: Namespace) -> int:
     run = run_here(arguments, plan.workdir, plan.name, plan.facts, compile_to, inputs, view)
     if run is None:
         return 1
-    page = plan.workdir / f"{plan.scenario.name}-{plan.config.method}-seed{plan.config.seed}.html"
+    page = plan.workdir / f"{page_name(plan.scenario.name, plan.config)}.html"
     write_bytes(page, run.page.read_bytes())
     if arguments.json:
         _print_json(plan, run, page)
@@ -258,10 +259,8 @@ def _dry_run(plan: _Plan) -> int:
     from csc.tracking.story import finished_tasks
 
     print(plan.scenario.announcement(plan.classes))
-    config = plan.config
-    default = resolve(plan.scenario.dataset, {"method": config.method}).flat()
-    changed = [f"{key}={value}" for key, value in config.flat().items() if value != default.get(key)]
-    print(f"method    {config.method}, {', '.join(changed) or 'with its own settings'}")
+    changed = settings_text(changed_settings(plan.scenario.name, plan.config))
+    print(f"method    {plan.config.method}, seed {plan.config.seed}, {', '.join(changed) or 'its own settings'}")
     print(f"data      {plan.data}" + ("" if plan.key else " (will be made)"))
     finished = finished_tasks(plan.key) if plan.key and not nothing_tracked() else {}
     for task in range(plan.window.first, plan.window.last + 1):
@@ -298,20 +297,32 @@ def interruptible() -> Iterator[None]:
 
 def _print_json(plan: _Plan, run: "LocalRun", page: Path) -> None:
     """Print the results for a program to read: everything that the registry keeps of the last task."""
-    record = find_record(model_name(plan.scenario.name, plan.config.method), plan.window.last, plan.key)
-    kept = {"model": record.model.uri, "summary": record.run.summary, "run": record.run.to_plain()} if record else {}
-    print(json.dumps({**kept, "report": str(page), "reused": run.reused, "seconds": run.seconds}))
+    name = model_name(plan.scenario.name, plan.config.method)
+    shown, record = point_aliases(name, plan.key), find_record(name, plan.window.last, plan.key)
+    results = {"summary": record.run.summary, "run": record.run.to_plain()} if record else {}
+    files = {"model": shown.uri, "alias": shown.alias, "report": str(page)}
+    print(json.dumps({**files, **results, "reused": run.reused, "seconds": run.seconds}))
+
+
+def _model(plan: _Plan) -> str:
+    """Which registered version the run's model is, and by which alias it goes, which another run may have had since."""
+    name = model_name(plan.scenario.name, plan.config.method)
+    shown = point_aliases(name, plan.key)
+    if not shown.uri:
+        raise BadData(f"{plan.workdir}: the registry has no model of this run, although its steps were reused")
+    for line in shown.moved:
+        print(f"alias     {line}")
+    return f"{shown.uri}, " + (f"also models:/{name}@{shown.alias}" if shown.alias else shown.kept_back)
 
 
 def _tell(plan: _Plan, run: "LocalRun", page: Path, workdir: str) -> None:
     """Print the results and where everything is."""
     window = plan.window
-    alias = "final" if window.last == window.total else f"task-{window.last:02d}"
     print(f"\n{run.table}\n")
     if run.reused:
         print(f"reused from earlier runs: {len(run.reused)} of {len(run.reused) + len(run.seconds)} steps")
     print(f"report    {page}")
-    print(f"model     models:/{model_name(plan.scenario.name, plan.config.method)}@{alias}")
+    print(f"model     {_model(plan)}")
     print(f"MLflow    csc ui --workdir {workdir}")
     if window.last < window.total:
         print(f"next      the same command with --tasks {window.last + 1}-")

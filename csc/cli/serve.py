@@ -80,7 +80,7 @@ def _name(model: str, predictor: "Predictor") -> str:
     """The name in the registry; a folder does not have one, but tells how it would be registered."""
     if registered := re.fullmatch(r"models:/([^/@]+)[/@].+", model):
         return registered[1]
-    from csc.tracking.registry import model_name
+    from csc.tracking.names import model_name
 
     return model_name(predictor.card.scenario, predictor.card.method)
 

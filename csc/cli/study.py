@@ -22,6 +22,7 @@ from csc.cli.workdir import use_workdir
 from csc.config import parse_overrides
 from csc.data.dataset import Dataset
 from csc.data.ingest.digits import VERSION, ingest_digits
+from csc.data.published import benchmark_note
 from csc.errors import BadConfig, BadData
 from csc.pipelines.local.lock import make_writable
 from csc.pipelines.profile import SHIPPED as PROFILES
@@ -29,18 +30,21 @@ from csc.pipelines.profile import Profile, read_profile, run_defaults
 from csc.scenario import CLASS_COUNTS, Scenario
 from csc.storage import absolute, exists, join
 from csc.study.cells import Cell, DataSource, Result, cells, results
-from csc.study.files import write_files
+from csc.study.files import log_outcome, write_files
 from csc.study.local import command_of, distinct, run_cells
 from csc.study.outcome import Outcome
 from csc.study.reading import SHIPPED, read_study
 from csc.study.render import text
 from csc.study.spec import Study
+from csc.study.summary import results_document, write_between
 
 __all__ = ["STUDY"]
 
 
 def _arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("study", help=f"YAML file, or one of {', '.join(SHIPPED)}")
+    parser.add_argument(
+        "study", nargs="+", help=f"YAML file, or one of {', '.join(SHIPPED)}; several only with --markdown"
+    )
     parser.add_argument(
         "--data",
         metavar="[NAME=]URI",
@@ -60,6 +64,13 @@ def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("-o", "--output", metavar="DIR", help="folder of the tables (default: WORKDIR/studies)")
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--dry-run", action="store_true", help="list the cells and which are finished; run nothing")
+    instead.add_argument(
+        "--markdown",
+        nargs="?",
+        const="-",
+        metavar="FILE",
+        help="print claims and tables of what is finished, by whatever version; into the marked part of FILE if given",
+    )
     instead.add_argument("--compile", metavar="FILE", help="write pipelines for a cluster instead of running")
     instead.add_argument("--submit", action="store_true", help="run on a Kubeflow cluster; see 'csc submit'")
     endpoint_arguments(parser)
@@ -69,12 +80,11 @@ def _arguments(parser: ArgumentParser) -> None:
 
 
 def _study(arguments: Namespace) -> int:
-    study = read_study(arguments.study).narrowed(
-        _words(arguments.scenarios),
-        _words(arguments.methods),
-        _seeds(arguments.seeds),
-        parse_overrides(arguments.overrides),
-    )
+    chosen = _words(arguments.scenarios), _words(arguments.methods), _seeds(arguments.seeds)
+    studies = [read_study(name).narrowed(*chosen, parse_overrides(arguments.overrides)) for name in arguments.study]
+    if len(studies) > 1 and not arguments.markdown:
+        raise BadConfig("csc study: runs one study at a time; several can be told of with --markdown")
+    study = studies[0]
     if arguments.parallel is not None and arguments.parallel < 1:
         raise BadConfig(f"--parallel {arguments.parallel}: expected 1 or more")
     profile = read_profile(arguments.profile or ("kubeflow" if arguments.submit else "local"))
@@ -84,6 +94,8 @@ def _study(arguments: Namespace) -> int:
         return _submit(arguments, study, profile)
     os.environ.update(profile.env | ({"MLFLOW_TRACKING_URI": profile.tracking.uri} if profile.tracking.uri else {}))
     workdir = use_workdir(arguments.workdir)
+    if arguments.markdown:
+        return _tell(arguments, studies, profile, workdir)
     sources = _sources_here(study, arguments.data, profile, workdir, make=not arguments.dry_run)
     asked = cells(study, sources)
     known = results(asked)
@@ -95,6 +107,7 @@ def _study(arguments: Namespace) -> int:
     outcome = Outcome(study, tuple(known))
     folder = Path(arguments.output) if arguments.output else workdir / "studies"
     files = write_files(outcome, folder)
+    log_outcome(outcome)
     print(f"\n{text(outcome)}\n")
     done, refused = sum(not result.missing for result in known), sum(bool(cell.refused) for cell in asked)
     print(f"cells     {done} of {len(known)} finished, {len(outcome.failed)} failed, {refused} not run")
@@ -102,6 +115,19 @@ def _study(arguments: Namespace) -> int:
     if outcome.failed:
         print("csc: cells failed; the same command tries them again and keeps the others", file=sys.stderr)
     return 1 if outcome.failed else 0
+
+
+def _tell(arguments: Namespace, studies: Sequence[Study], profile: Profile, workdir: Path) -> int:
+    """Print what is finished of some studies, or put it into a document; nothing is run."""
+    outcomes = []
+    for study in studies:
+        sources = _sources_here(study, arguments.data, profile, workdir, make=False)
+        outcomes.append(Outcome(study, tuple(results(cells(study, sources), any_code=True))))
+    if arguments.markdown == "-":
+        print(results_document(outcomes))
+    else:
+        write_between(Path(arguments.markdown), results_document(outcomes))
+    return 0
 
 
 def _words(text: str | None) -> list[str] | None:
@@ -167,7 +193,7 @@ def _sources_here(
             ingest_digits(uri)
         if uri and exists(join(uri, "dataset.json")):
             dataset = Dataset.open(uri)
-            sources[name] = DataSource(uri, len(dataset.classes), dataset.fingerprint)
+            sources[name] = DataSource(uri, len(dataset.classes), dataset.fingerprint, benchmark_note(dataset))
         elif uri and name in CLASS_COUNTS:
             sources[name] = DataSource(uri, CLASS_COUNTS[name])
     return sources

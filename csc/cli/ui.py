@@ -1,4 +1,4 @@
-"""`csc ui`: the MLflow pages of a work folder."""
+"""`csc ui`: the MLflow pages of a work folder, with views of our runs."""
 
 import signal
 import subprocess
@@ -11,6 +11,9 @@ from csc.cli.command import Command
 from csc.cli.serve import listening
 from csc.cli.workdir import tracked_workdir, workdir_argument
 from csc.errors import TrackingError
+from csc.tracking.queries import with_views
+from csc.tracking.server import without_secrets
+from csc.tracking.views import view_path
 
 __all__ = ["UI"]
 
@@ -22,17 +25,28 @@ def _arguments(parser: ArgumentParser) -> None:
 
 def _run(arguments: Namespace) -> int:
     uri = tracked_workdir(arguments.workdir)
+    if uri.startswith(("http://", "https://")):  # its pages are there already
+        _print_views(without_secrets(uri).rstrip("/"))
+        return 0
     listening("127.0.0.1", arguments.port).close()  # says in one line if the port is taken
     address = f"http://127.0.0.1:{arguments.port}"
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(arguments.port)]
-    with subprocess.Popen([*command, "--backend-store-uri", uri]) as server:
+    with subprocess.Popen([*command, "--workers", "1", "--backend-store-uri", uri]) as server:
         signal.signal(signal.SIGTERM, lambda *_: server.terminate())
         try:
             _wait_for(address, server)
+            _print_views(address)
             print(f"MLflow on {address} (stop with Ctrl-C)", flush=True)
             return server.wait()
         except KeyboardInterrupt:  # the server has it too
             return server.wait()
+
+
+def _print_views(address: str) -> None:
+    """Print the addresses of the saved views of each experiment."""
+    for name, experiment in with_views().items():
+        for view in ("results", "curves"):
+            print(f"{name} {view:<8} {address}{view_path(experiment, view)}", flush=True)
 
 
 def _wait_for(address: str, server: "subprocess.Popen[bytes]") -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from csc.errors import BadData
 from csc.storage import local_path
-from csc.tracking.server import tracking_uri
+from csc.tracking.server import check_store
 
 __all__ = ["tracked_workdir", "use_workdir", "workdir_argument"]
 
@@ -23,7 +23,7 @@ def use_workdir(workdir: str) -> Path:
         raise BadData(f"--workdir {workdir}: '{found[0]}' cannot be part of the address of a database; name another")
     if not os.environ.get("MLFLOW_TRACKING_URI"):  # set to nothing is as good as not set
         os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder / 'mlflow.db'}"
-    tracking_uri()  # one that is no address is refused before anything is done
+    check_store()
     return folder
 
 

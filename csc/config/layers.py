@@ -24,7 +24,16 @@ from csc.errors import BadConfig
 if TYPE_CHECKING:
     from csc.methods.base import Method
 
-__all__ = ["differences", "learns_like", "method_class", "methods", "parse_overrides", "resolve", "settings_type"]
+__all__ = [
+    "differences",
+    "learns_like",
+    "method_class",
+    "methods",
+    "parse_overrides",
+    "preset_for",
+    "resolve",
+    "settings_type",
+]
 
 _PRESETS = Path(__file__).parent / "presets"
 _VALUES = Path(__file__).parents[1] / "methods" / "values"
@@ -132,11 +141,21 @@ def _yaml(path: Path) -> dict[str, Any]:
 
 def _values(dataset: str, method: str) -> dict[str, Any]:
     """What is set before the user sets anything: the preset, then the method, first what it is a variant of."""
-    preset = dataset if _has_preset(dataset) else _FALLBACK_PRESET
+    preset = preset_for(dataset)
     own = _yaml(_VALUES / f"{method}.yaml")
     like = _yaml(_VALUES / f"{own['like']}.yaml") if "like" in own else {}
     chosen = {"method": method, "head": method_class(method).heads[0]}
     return merged(chosen, _yaml(_PRESETS / f"{preset}.yaml"), *_layers(like, preset), *_layers(own, preset))
+
+
+def preset_for(dataset: str) -> str:
+    """The preset of a data set: its own, that of its family (`voc` for `voc2012`), else that of COCO.
+
+    >>> [preset_for(name) for name in ("digits", "voc2012", "pets")]
+    ['digits', 'voc', 'coco']
+    """
+    family = dataset.rstrip("0123456789")
+    return next((name for name in (dataset, family) if _has_preset(name)), _FALLBACK_PRESET)
 
 
 def _has_preset(dataset: str) -> bool:
@@ -200,7 +219,7 @@ def _renamed(wanted: Mapping[str, Any]) -> Mapping[str, Any]:
     new: dict[str, Any] = {}
     if _OLD_LABELS in given:
         new["loss.old_labels"] = given.pop(_OLD_LABELS)
-        print(f"note: {_OLD_LABELS} is now called loss.old_labels", flush=True)
+        _hint(f"{_OLD_LABELS} is now called loss.old_labels")
     if _FREEZE_BN in given:
         value = given.pop(_FREEZE_BN)
         frozen = SWITCHES.get(str(value).lower())
@@ -208,5 +227,11 @@ def _renamed(wanted: Mapping[str, Any]) -> Mapping[str, Any]:
             raise BadConfig(f"{_FREEZE_BN}={value}: expected true or false")
         new["train.batch_norm"] = "frozen_after_base" if frozen else "live"
         if frozen:  # a model of the version before names all settings, also those that are off
-            print(f"note: {_FREEZE_BN} is now called train.batch_norm=frozen_after_base", flush=True)
+            _hint(f"{_FREEZE_BN} is now called train.batch_norm=frozen_after_base")
     return merged(nested(new), nested(given)) if new else wanted
+
+
+@cache
+def _hint(text: str) -> None:
+    """Print a line, once in a process."""
+    print(f"note: {text}", flush=True)

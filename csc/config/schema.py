@@ -25,6 +25,7 @@ __all__ = [
     "Memory",
     "NotNegative",
     "Settings",
+    "Statistics",
     "Text",
     "Train",
     "Unit",
@@ -42,8 +43,8 @@ TimmName = Annotated[
 ]
 _Group = TypeVar("_Group", bound=Settings)
 
-# How the work is shared out, which changes no result: a run may resume with other values.
-EXECUTION_ONLY = ("train.workers", "train.processes", "train.nodes")
+# What changes no result, as how the work is shared out: a run may resume with other values.
+EXECUTION_ONLY = ("train.workers", "train.processes", "train.nodes", "register.min_map", "register.max_drop")
 
 
 class Backbone(Settings, frozen=True, kw_only=False):
@@ -169,6 +170,7 @@ class Memory(Settings, frozen=True):
         weight: of the loss of such a batch.
         labels: which labels of an exemplar count.
         unknown: whether other labels count as absent or not at all.
+        relabel: who fills in unknown labels: nobody, the prior model (old classes), or the learner, too (new ones).
         rho: of prs: the share of a class in the memory is its frequency to this power.
     """
 
@@ -181,6 +183,7 @@ class Memory(Settings, frozen=True):
     weight: NotNegative = 0.5
     labels: Literal["own_task", "own_to_current"] = "own_to_current"
     unknown: Literal["negative", "masked"] = "negative"
+    relabel: Literal["none", "teacher", "both"] = "none"
     rho: float = 0.0
 
     def __post_init__(self) -> None:
@@ -193,6 +196,34 @@ class Memory(Settings, frozen=True):
             )
         if self.sampler in ("reservoir", "prs", "ocdm") and not self.total:
             raise BadConfig(f"memory.sampler={self.sampler}: keeps a fixed number of images, so set memory.total")
+
+
+class Register(Settings, frozen=True):
+    """What a model must reach to be named by an alias: a least mAP, a largest loss of mAP since the task before.
+
+    In percent and points of mAP; 0 for no limit. A model that fails is registered all the same.
+
+    Attributes:
+        min_map: least mAP of a model that gets an alias; 0 for any.
+        max_drop: points of mAP that it may lose since the task before; 0 for any.
+    """
+
+    min_map: Annotated[float, Meta(ge=0, le=100)] = 0.0
+    max_drop: NotNegative = 0.0
+
+
+class Statistics(Settings, frozen=True):
+    """Features of old classes, drawn from their mean and spread at each step (`csc.replay.statistics`); ours.
+
+    As many are drawn as the batch has images. Only with a frozen backbone.
+
+    Attributes:
+        replay: whether features are drawn.
+        weight: of their loss.
+    """
+
+    replay: bool = False
+    weight: NotNegative = 1.0
 
 
 class ReleaseQuirks(Settings, frozen=True):
@@ -243,13 +274,19 @@ class Config(Settings, frozen=True):
     loss: Loss = Loss()
     max_entropy: MaxEntropy = MaxEntropy()
     release_quirks: ReleaseQuirks = ReleaseQuirks()
+    register: Register = Register()
     memory: ClassVar[Memory] = Memory()  # of methods that never replay; others have a group of this name
+    statistics: ClassVar[Statistics] = Statistics()  # likewise, of methods without a prior
 
     def __post_init__(self) -> None:
         """Refuse settings that contradict each other."""
         views = self.features.views
         if self.held_out == 1:
             raise BadConfig("held_out=1: holds out all training images; 5 holds out a fifth of them")
+        if self.statistics.replay and not self.backbone.frozen:
+            raise BadConfig(
+                "statistics.replay=true: features of a backbone that learns go stale; set backbone.frozen=true"
+            )
         if views and not self.backbone.frozen:
             raise BadConfig(
                 f"features.views={views}: maps of a backbone that learns go stale; set backbone.frozen=true"

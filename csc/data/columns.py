@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-__all__ = ["LABELS", "from_numpy", "strings", "to_numpy"]
+__all__ = ["LABELS", "check_positions", "from_numpy", "strings", "to_numpy"]
 
 LABELS = pa.schema(
     [
@@ -22,6 +22,7 @@ LABELS = pa.schema(
         ("difficult", pa.list_(pa.string())),
     ]
 )
+
 
 Array = np.ndarray[tuple[int, ...], np.dtype[Any]]
 
@@ -62,3 +63,14 @@ def strings(values: Sequence[str]) -> pa.Array:
     encoded = [value.encode() for value in values]
     offsets = np.cumsum([0, *map(len, encoded)]).astype(np.int32)
     return pa.StringArray.from_buffers(len(values), pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded)))
+
+
+def check_positions(table: pa.Table) -> None:
+    """Raise ValueError for rows whose place in the shards is missing or impossible."""
+    lists = [column.combine_chunks().values for column in table.columns if pa.types.is_list(column.type)]
+    if any(column.null_count for column in (*table.columns, *lists)):
+        raise ValueError("a value is missing")
+    for name in ("shard", "row"):
+        numbers = to_numpy(table[name])
+        if numbers.size and numbers.min() < 0:
+            raise ValueError(f"a negative {name}")

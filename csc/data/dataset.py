@@ -9,9 +9,10 @@
 which only asks for the classes starts at once.
 """
 
+import hashlib
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
@@ -32,10 +33,11 @@ class Dataset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     uri: str
     name: str
     classes: tuple[str, ...]
-    splits: dict[str, dict[str, int]]
+    splits: dict[str, dict[str, Annotated[int, msgspec.Meta(ge=0)]]]
     fingerprint: str
     source: dict[str, Any]
     difficult_is_member: bool
+    labels_sha256: str = ""  # of labels.parquet
 
     @classmethod
     def open(cls, uri: str | Path) -> "Dataset":
@@ -45,13 +47,21 @@ class Dataset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not exists(card):
             raise BadData(f"{uri}: not a data set (no dataset.json); make one with 'csc ingest … --out {uri}'")
         info = read_json(card)
+        if not isinstance(info, dict):
+            raise BadData(f"{card}: expected an object with name, classes, splits, fingerprint, source")
         try:
             dataset = msgspec.convert({**info, "uri": uri}, cls)
-            for split in SPLITS:
-                dataset.splits[split]["images"]
-        except (KeyError, TypeError, msgspec.ValidationError) as error:
+            dataset._check()
+        except (KeyError, TypeError, ValueError) as error:
             raise BadData(f"{card}: wrong or missing key ({error}); ingest the data set again") from None
         return dataset
+
+    def _check(self) -> None:
+        """Raise an error for what the types do not tell."""
+        for split in SPLITS:
+            self.splits[split]["images"]
+        if not self.classes or len(set(self.classes)) < len(self.classes):
+            raise ValueError("classes is empty or has a name twice")
 
     @property
     def path(self) -> Path:
@@ -68,11 +78,15 @@ class Dataset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        from csc.data.columns import LABELS
+        from csc.data.columns import LABELS, check_positions
 
         file = join(self.uri, "labels.parquet")
-        content = pa.BufferReader(read_bytes(file)) if is_remote(file) else file
+        content = read_bytes(file)
         try:
-            return pq.ParquetFile(content).read().cast(LABELS)
+            if self.labels_sha256 and hashlib.sha256(content).hexdigest() != self.labels_sha256:
+                raise ValueError("its bytes are not those that were written")
+            table = pq.ParquetFile(pa.BufferReader(content)).read().cast(LABELS)
+            check_positions(table)
+            return table
         except (OSError, ValueError, pa.ArrowException) as error:
-            raise BadData(f"{file}: not readable ({error}); ingest the data set again") from None
+            raise BadData(f"{file}: not readable ({error}); remove {self.uri} and ingest again") from None

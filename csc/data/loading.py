@@ -98,8 +98,9 @@ def decode(jpeg: bytes | memoryview, size: int, mode: str = "fast") -> Pixels:
 
     `exact` computes every pixel of the image and resizes it with Pillow: the plain reference. `fast` asks the decoder
     for 1/2, 1/4 or 1/8 of the sides, whichever is the smallest not below `size`, and resizes with torch. On photographs
-    the two differ by up to 2.5 levels of 255 on average and up to 40 in single values; by at most 1 where the image is
-    too small to be scaled. JPEGs that the fast decoder does not know (CMYK, damaged ones) take the exact path.
+    of 640 × 480 the two differ by up to 2.5 levels of 255 on average and up to 40 in single values, on smaller ones by
+    more (docs/data.md); by at most 1 where the image is too small to be scaled. JPEGs that the fast decoder does not
+    know (CMYK, damaged ones) take the exact path.
     """
     pixels = _scaled(jpeg, size) if mode == "fast" else None
     if pixels is None:

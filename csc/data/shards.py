@@ -1,26 +1,28 @@
 """Image shards for reading: memory-mapped, from a folder or through the cache of this node."""
 
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import pyarrow as pa
 
 from csc.data.cache import NodeCache
-from csc.errors import BadData
-from csc.storage import is_remote, join, read_json
+from csc.errors import BadData, Unavailable
+from csc.storage import is_remote, join, read_json, sha256_file
 
 __all__ = ["FORMATS", "ImageShards", "IndexEntry", "ShardFiles", "read_index"]
 
+INGEST_AGAIN = "run the same csc ingest again, it writes damaged shards again"
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")  # that are decoded; others may start programs
 
 
 class IndexEntry(msgspec.Struct, frozen=True):
     """What `index.json` says of one shard next to it."""
 
-    rows: int
-    bytes: int
+    rows: Annotated[int, msgspec.Meta(ge=0)]
+    bytes: Annotated[int, msgspec.Meta(ge=0)]
     sha256: str
 
 
@@ -29,6 +31,10 @@ def read_index(uri: str, remedy: str) -> list[IndexEntry]:
     file = join(uri, "index.json")
     try:
         return msgspec.convert(read_json(file), list[IndexEntry])
+    except Unavailable:
+        raise
+    except BadData as error:
+        raise BadData(f"{error}; {remedy}") from None
     except msgspec.ValidationError as error:
         raise BadData(f"{file}: no rows, bytes and sha256 of each shard ({error}); {remedy}") from None
 
@@ -36,8 +42,8 @@ def read_index(uri: str, remedy: str) -> list[IndexEntry]:
 class ShardFiles:
     """One column of the files NNNNN.arrow in a folder; a file is mapped into memory when it is first asked for.
 
-    Files in a bucket are mapped from the cache of this node, which verifies them by the `index.json` next to them.
-    `remedy` says what to do about files that are missing or broken.
+    Its bytes are compared with the SHA-256 in the `index.json` next to it, once per process. Files in a bucket
+    are mapped from the cache of this node. `remedy` says what to do about files that are missing or broken.
     """
 
     def __init__(self, uri: str | Path, column: str, remedy: str) -> None:
@@ -74,20 +80,31 @@ class ShardFiles:
 
     def _read(self, shard: int) -> tuple[Path, pa.ChunkedArray]:
         with self._local(shard) as path:
+            changed = 0 if self._cache else path.stat().st_mtime_ns  # the cache notes there when it was asked
+            if _sha256(path, changed) != self._entry(shard).sha256:
+                if self._cache is not None:
+                    path.unlink()  # the copy was damaged on this node: fetch it again
+                    _sha256.cache_clear()
+                    raise FileNotFoundError(f"{path} was damaged")
+                raise OSError("its bytes are not those that were written")
             return path, pa.ipc.open_file(pa.memory_map(str(path))).read_all().column(self._column)
 
     def _local(self, shard: int) -> AbstractContextManager[Path]:
         """The local file, to be opened in the block."""
         if not is_remote(self.uri):
             return nullcontext(Path(self.where(shard)))
+        entry = self._entry(shard)
         if self._cache is None:
-            self._index = read_index(self.uri, self._remedy)
             self._cache = NodeCache.of_this_node()
+            self._warn()
+        return self._cache.fetched(self.where(shard), entry.sha256, entry.bytes, self._remedy)
+
+    def _entry(self, shard: int) -> IndexEntry:
+        if not self._index:
+            self._index = read_index(self.uri, self._remedy)
         if not 0 <= shard < len(self._index):
             raise BadData(f"{join(self.uri, 'index.json')}: has no shard {shard}; {self._remedy}")
-        if not self._maps:
-            self._warn()
-        return self._cache.fetched(self.where(shard), self._index[shard].sha256, self._index[shard].bytes, self._remedy)
+        return self._index[shard]
 
     def _warn(self) -> None:
         """Warn if the cache is smaller than all files: shuffled reading would fetch them again and again."""
@@ -110,15 +127,24 @@ class ShardFiles:
         return {**self.__dict__, "_maps": {}, "_cache": None, "_index": []}
 
 
+@cache
+def _sha256(path: Path, _changed: int) -> str:
+    """The SHA-256 of a file, computed once per process while it does not change."""
+    return sha256_file(path)
+
+
 class ImageShards:
     """Random access to the encoded images of a data set, from any number of threads and processes."""
 
     def __init__(self, images: str | Path) -> None:
-        self._files = ShardFiles(images, "jpeg", "ingest the data set again")
+        self._files = ShardFiles(images, "jpeg", INGEST_AGAIN)
 
     def jpeg(self, shard: int, row: int) -> memoryview:
         """The encoded bytes of one image, without a copy."""
-        return memoryview(self._files.column(shard)[row].as_buffer())
+        try:
+            return memoryview(self._files.column(shard)[row].as_buffer())
+        except (IndexError, TypeError, AttributeError):
+            raise BadData(f"{self.where(shard, row)}: no image; {INGEST_AGAIN}") from None
 
     def where(self, shard: int, row: int) -> str:
         """How an error names an image."""

@@ -5,20 +5,21 @@ The test view has the images with at least one class seen so far, with all seen 
 shards and has their address, so that its readers never need the data set's label table.
 """
 
-import json
-import os
+import hashlib
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from csc.data.columns import from_numpy, strings, to_numpy
+from csc.data.columns import check_positions, from_numpy, strings, to_numpy
 from csc.data.dataset import Dataset
+from csc.data.published import benchmark_note
 from csc.errors import BadData
 from csc.scenario import Task
 from csc.storage import atomic_file
@@ -27,6 +28,7 @@ __all__ = ["View", "read_view", "test_view", "train_view", "write_view"]
 
 _METADATA_KEY = b"csc"
 MOST_CLASSES = 1 << 15  # labels are 16-bit numbers
+_COLUMNS = [("image_id", pa.string()), ("shard", pa.int32()), ("row", pa.int32()), ("labels", pa.list_(pa.int16()))]
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class View:
     classes: tuple[str, ...]
     images: str  # the address of the shards
     fingerprint: str
+    note: str = ""  # in what the data set is not the benchmark whose name it has
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -116,9 +119,8 @@ def _view(dataset: Dataset, split: str, member: Sequence[str], shown: Sequence[s
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     members = table.filter(from_numpy(is_member)).select(["image_id", "shard", "row"])
     labels = pa.ListArray.from_arrays(from_numpy(offsets), from_numpy(indices))
-    return View(
-        members.append_column("labels", pa.chunked_array([labels])), tuple(seen), dataset.images, dataset.fingerprint
-    )
+    shown_rows = members.append_column("labels", pa.chunked_array([labels]))
+    return View(shown_rows, tuple(seen), dataset.images, dataset.fingerprint, benchmark_note(dataset))
 
 
 def _pairs(column: pa.ChunkedArray, classes: Sequence[str]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -132,18 +134,54 @@ def _pairs(column: pa.ChunkedArray, classes: Sequence[str]) -> tuple[np.ndarray[
     return rows[known], to_numpy(index.drop_null())
 
 
+class _Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the metadata of the file say of a view; the digest covers the rows and all other facts."""
+
+    classes: tuple[str, ...]
+    images: str
+    fingerprint: str
+    note: str
+    digest: str = ""
+
+
 def write_view(view: View, path: Path) -> None:
-    """Write a view as Parquet; classes, image address and data fingerprint go into the file's metadata."""
-    facts = {"classes": view.classes, "images": view.images, "fingerprint": view.fingerprint}
+    """Write a view as Parquet; classes, image address, data fingerprint and a digest go into the file's metadata."""
+    facts = _Facts(view.classes, view.images, view.fingerprint, view.note)
+    facts = msgspec.structs.replace(facts, digest=_digest(view.table, facts))
     with atomic_file(path) as temporary:
-        pq.write_table(view.table.replace_schema_metadata({_METADATA_KEY: json.dumps(facts)}), temporary)
+        pq.write_table(view.table.replace_schema_metadata({_METADATA_KEY: msgspec.json.encode(facts)}), temporary)
 
 
 def read_view(path: str | Path) -> View:
-    """Read a view back."""
+    """Read a view back; one whose content is not what was written is refused."""
     try:
         table = pq.ParquetFile(path).read()
-        facts = json.loads(table.schema.metadata[_METADATA_KEY])
-        return View(table, tuple(facts["classes"]), os.fspath(facts["images"]), facts["fingerprint"])
-    except (OSError, pa.ArrowInvalid, KeyError, TypeError, ValueError) as error:
+        facts = msgspec.json.decode((table.schema.metadata or {}).get(_METADATA_KEY, b"{}"), type=_Facts)
+        _check(table, len(facts.classes))
+        if _digest(table, facts) != facts.digest:
+            raise ValueError("its content is not what was written")
+        return View(table, facts.classes, facts.images, facts.fingerprint, facts.note)
+    except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
         raise BadData(f"{path}: not a task view ({error}); build it again with the build_dataset step") from None
+
+
+def _digest(table: pa.Table, facts: _Facts) -> str:
+    """The SHA-256 of rows and facts, independent of how the file stores them."""
+    labels = table["labels"].combine_chunks()
+    offsets = to_numpy(labels.offsets)
+    shown = labels.values[offsets[0] : offsets[-1]]
+    digest = hashlib.sha256(msgspec.json.encode(msgspec.structs.replace(facts, digest="")))
+    digest.update(msgspec.json.encode(table["image_id"].to_pylist()))
+    for numbers in (to_numpy(table["shard"]), to_numpy(table["row"]), np.diff(offsets), to_numpy(shown)):
+        digest.update(numbers.tobytes())
+    return digest.hexdigest()
+
+
+def _check(table: pa.Table, classes: int) -> None:
+    """Raise ValueError for rows that no view can have."""
+    if [(field.name, field.type) for field in table.schema] != _COLUMNS:
+        raise ValueError(f"expected the columns {', '.join(name for name, _ in _COLUMNS)}")
+    check_positions(table)
+    labels = to_numpy(table["labels"].combine_chunks().values)
+    if labels.size and not 0 <= labels.min() <= labels.max() < classes:
+        raise ValueError(f"a label is not one of the {classes} classes")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from csc.config.schema import AtLeast1, Config, NotNegative, Settings, Text
+from csc.config.schema import AtLeast1, Config, NotNegative, Settings, Statistics, Text
 from csc.errors import BadConfig
 from csc.methods import register
 from csc.methods.base import HEADS, HeadKind, Lesson, Step
@@ -54,7 +54,7 @@ class AGCN(LwF):
 
     name = "agcn"
     heads = ("ci_gcn", "label_graph")
-    own_settings = (Agcn,)
+    own_settings = (Agcn, Statistics)
     needs_intermediates = True
 
     def begin(self, lesson: Lesson) -> None:

@@ -177,6 +177,11 @@ class Method:
 
     def finish(self, lesson: Lesson) -> None:
         """Work out what later tasks need of this one, into `state`; called after the last step."""
+        if self.config.statistics.replay:
+            from csc.replay.statistics import with_statistics
+
+            pooled = lesson.features(lambda maps: maps.mean(dim=(2, 3)))
+            self.state = with_statistics(self.state, pooled, lesson.labels()[:, -lesson.new :])
 
     def loss(self, step: Step) -> "dict[str, Tensor]":
         """All terms: the method's own, exemplars drawn with the batch, and max-entropy if on (eq. 6 of the paper)."""

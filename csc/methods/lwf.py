@@ -1,8 +1,8 @@
 """LwF: Learning without Forgetting, the baseline that CSC builds on."""
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from csc.config.schema import Loss, Unit
+from csc.config.schema import Loss, Settings, Statistics, Unit
 from csc.methods import register
 from csc.methods.base import Method, Step
 
@@ -36,6 +36,7 @@ class LwF(Method):
 
     name = "lwf"
     loss_settings = Distillation
+    own_settings: ClassVar[tuple[type[Settings], ...]] = (Statistics,)
     needs_prior = True
 
     def terms(self, step: Step) -> "dict[str, Tensor]":

@@ -1,26 +1,23 @@
 """Where a network looks: one map per image and class, for people to look at.
 
-    CI-GCN       its masks M over space                                  (eq. 3 of the paper)
-    linear head  class activation maps W F
-    label graph  the same with the classifiers that its graph makes
-    KRT          attention of each task's tokens on the places, the same for the classes of a task
-    prompts      attention rollout of the transformer, from its prompts to the patches, the same for all classes
+    CI-GCN          its masks M over space                               (eq. 3 of the paper)
+    KRT             attention of each task's tokens on the image, the same for the classes of a task
+    prompts         attention rollout of the transformer, from its prompts to the patches, the same for all classes
+    any other head  what it says of each position alone; for a linear head, these are its class activation maps W F
 
-Of any other head, the energy of the feature maps: where the backbone sees something at all.
+They decide no number.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import singledispatch
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from csc.nets.attention import IncrementalCrossAttention
 from csc.nets.ci_gcn import CIGCN
-from csc.nets.head import LinearHead
-from csc.nets.label_graph import LabelGraph
 from csc.nets.network import Network
 from csc.nets.prompts import PromptedBackbone
 
@@ -42,34 +39,21 @@ def class_activation_maps(network: Network, images: Tensor) -> Tensor:
 @singledispatch
 def maps_of(head: nn.Module, F: Tensor) -> Tensor:
     """Where a head looks in feature maps F (B, features, h, w): (B, n, h, w), larger where it looks more."""
-    energy = F.float().square().mean(dim=1, keepdim=True)
-    return energy.expand(-1, head(F).shape[1], -1, -1)
+    alone = F.permute(0, 2, 3, 1).flatten(0, 2)[:, :, None, None]  # (B · h · w, features, 1, 1)
+    return cast(Tensor, head(alone)).view(len(F), *F.shape[2:], -1).permute(0, 3, 1, 2)
 
 
 @maps_of.register
 def _(head: CIGCN, F: Tensor) -> Tensor:
-    places = F.flatten(2).transpose(1, 2)
-    M = head.masks(head.class_maps(places))  # (B, P, n)
-    return M.transpose(1, 2).unflatten(2, F.shape[2:])
-
-
-@maps_of.register
-def _(head: LinearHead, F: Tensor) -> Tensor:
-    return torch.einsum("bchw,nc->bnhw", F, head.linear.weight)
-
-
-@maps_of.register
-def _(head: LabelGraph, F: Tensor) -> Tensor:
-    _, H = head.represented(F)  # (B, n, features)
-    return torch.einsum("bchw,bnc->bnhw", F, H)
+    M = head.masks(head.class_maps(F.flatten(2).transpose(1, 2)))  # (B, P, n)
+    return M.transpose(1, 2).reshape(len(F), -1, *F.shape[2:])
 
 
 @maps_of.register
 def _(head: IncrementalCrossAttention, F: Tensor) -> Tensor:
-    places = (head.projection(F) + head.positions(*F.shape[2:])).flatten(2).transpose(1, 2)
-    of_tasks = head.block.attention(head.transfer, torch.cat([*head.tokens]), places)  # (B, T, P)
+    of_tasks = head.block.attention(head.transfer, torch.cat([*head.tokens]), head.image_tokens(F))  # (B, T, P)
     tasks = torch.repeat_interleave(torch.arange(len(head.groups)), torch.tensor(head.groups))
-    return of_tasks[:, tasks.to(F.device)].unflatten(2, F.shape[2:])
+    return of_tasks[:, tasks.to(F.device)].view(len(F), -1, *F.shape[2:])
 
 
 @contextmanager
@@ -99,4 +83,4 @@ def rollout(backbone: PromptedBackbone, weights: list[Tensor]) -> Tensor:
     prompts = backbone.chosen * backbone.prompts.shape[1]
     seen = reached[:, first : first + prompts, first + prompts :].mean(dim=1)
     side = round(seen.shape[1] ** 0.5)
-    return seen.unflatten(1, (side, seen.shape[1] // side))
+    return seen.view(len(seen), side, -1)

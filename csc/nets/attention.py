@@ -70,13 +70,16 @@ class IncrementalCrossAttention(Head):
 
     def represented(self, maps: Tensor) -> tuple[Tensor, Tensor]:
         """Logits, and the embeddings (B, tasks, width) that they are read from."""
+        embeddings = self.block(self.transfer, torch.cat([*self.tokens]), self.image_tokens(maps))
+        logits = [head(embeddings[:, task]) for task, head in enumerate(self.heads)]
+        return torch.cat(logits, dim=1), embeddings
+
+    def image_tokens(self, maps: Tensor) -> Tensor:
+        """(B, features, h, w) → (B, P, width), a token for each position."""
         position: Tensor = self.position
         if maps.shape[2:] != position.shape[2:]:
             position = interpolate(position, maps.shape[2:], mode="bilinear", align_corners=False)
-        image = (self.projection(maps) + position).flatten(2).transpose(1, 2)  # (B, P, width)
-        embeddings = self.block(self.transfer, torch.cat([*self.tokens]), image)
-        logits = [head(embeddings[:, task]) for task, head in enumerate(self.heads)]
-        return torch.cat(logits, dim=1), embeddings
+        return cast(Tensor, self.projection(maps) + position).flatten(2).transpose(1, 2)
 
 
 class ClassAttention(nn.Module):
@@ -96,24 +99,25 @@ class ClassAttention(nn.Module):
         """What the transfer token (1, D) learns of an image (B, P, D) with each retention token (T, D): (B, T, D)."""
         asking, own = self.norm(transfer), self.norm(retention)
         seen = torch.cat([asking.expand(len(image), 1, -1), self.norm(image)], dim=1)  # (B, 1 + P, D)
-        probe = self._probe(asking)
-        scores, own_scores = _full(seen @ probe), _full(own @ probe)  # (B, 1 + P, H), (T, H)
-        pooled = scores.softmax(dim=1).transpose(1, 2).to(seen.dtype) @ seen  # (B, H, D)
+        weights, share = self._weights(asking, own, seen)
+        pooled = weights.transpose(1, 2).to(seen.dtype) @ seen  # (B, H, D)
         common = torch.einsum("bhw,hdw->bhd", pooled, self._by_head(self.value.weight)).unsqueeze(1)  # (B, 1, H, D/H)
-        share = (own_scores - scores.logsumexp(dim=1, keepdim=True)).sigmoid().unsqueeze(3)  # (B, T, H, 1)
         value = self.value(own).view(len(own), self.heads, -1)  # (T, H, D/H)
-        context = common + share.to(common.dtype) * (value - common)
+        context = common + share.unsqueeze(3).to(common.dtype) * (value - common)
         embeddings: Tensor = transfer + self.output(context.flatten(2))
         return embeddings + cast(Tensor, self.mlp(embeddings))
 
-    def attention(self, transfer: Tensor, retention: Tensor, places: Tensor) -> Tensor:
-        """How much of what each retention token learns comes from each place (B, T, P), the mean over heads."""
+    def attention(self, transfer: Tensor, retention: Tensor, image: Tensor) -> Tensor:
+        """How much of what is learned with each retention token comes from each position (B, T, P): a mean of heads."""
         asking, own = self.norm(transfer), self.norm(retention)
-        seen = torch.cat([asking.expand(len(places), 1, -1), self.norm(places)], dim=1)
+        weights, share = self._weights(asking, own, torch.cat([asking.expand(len(image), 1, -1), self.norm(image)], 1))
+        return torch.einsum("bph,bth->btp", weights[:, 1:], 1 - share) / self.heads
+
+    def _weights(self, asking: Tensor, own: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+        """The softmax over [KT, x] (B, 1 + P, H), and the share r_i of KR_i in that over [KT, KR_i, x] (B, T, H)."""
         probe = self._probe(asking)
         scores, own_scores = _full(seen @ probe), _full(own @ probe)  # (B, 1 + P, H), (T, H)
-        share = (own_scores - scores.logsumexp(dim=1, keepdim=True)).sigmoid()  # (B, T, H)
-        return torch.einsum("bph,bth->btp", scores.softmax(dim=1)[:, 1:], 1 - share) / self.heads
+        return scores.softmax(dim=1), (own_scores - scores.logsumexp(dim=1, keepdim=True)).sigmoid()
 
     def _probe(self, asking: Tensor) -> Tensor:
         """W_kᵀ q of each head, scaled (D, H): its product with a token is the token's score."""

@@ -55,12 +55,12 @@ def losses(tasks: Sequence[TaskFacts], width: float = WIDTH) -> str:
 
 
 def _round_values(low: float, high: float) -> list[float]:
-    """Some four round values between two bounds.
+    """Some five round values between two bounds.
 
     >>> _round_values(-0.067, 0.66)
     [0.0, 0.2, 0.4, 0.6]
     """
-    rough = (high - low) / 4 or 1.0
+    rough = (high - low) / 5 or 1.0
     power = 10.0 ** math.floor(math.log10(rough))
     step = power * next(factor for factor in (1, 2, 5, 10) if factor * power >= rough)
     first, last = math.ceil(low / step), math.floor(high / step)

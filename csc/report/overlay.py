@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-__all__ = ["data_uri", "heat_colours", "matrix_png", "over", "png"]
+__all__ = ["data_uri", "encoded", "heat_colours", "matrix_png", "over", "png"]
 
 _COLD, _WARM = np.array([10, 14, 44], np.float32), np.array([255, 122, 0], np.float32)
 _NEGATIVE, _POSITIVE = (31, 111, 196), (214, 93, 14)
@@ -43,12 +43,17 @@ def matrix_png(matrix: NDArray[np.floating], largest: float) -> bytes:
 
 def png(pixels: NDArray[np.uint8]) -> bytes:
     """Encode pixels (h, w, 4)."""
-    encoded = io.BytesIO()
-    Image.fromarray(pixels).save(encoded, "PNG", optimize=True)
-    return encoded.getvalue()
+    return encoded(Image.fromarray(pixels))
 
 
-def data_uri(encoded: bytes) -> str:
-    """An image inside a page."""
-    kind = "png" if encoded.startswith(b"\x89PNG") else "jpeg"
-    return f"data:image/{kind};base64,{base64.b64encode(encoded).decode()}"
+def encoded(image: Image.Image) -> bytes:
+    """An image as PNG."""
+    target = io.BytesIO()
+    image.save(target, "PNG", optimize=True)
+    return target.getvalue()
+
+
+def data_uri(image: bytes) -> str:
+    """An encoded image inside a page."""
+    kind = "png" if image.startswith(b"\x89PNG") else "jpeg"
+    return f"data:image/{kind};base64,{base64.b64encode(image).decode()}"

@@ -102,7 +102,8 @@ def facts(run: Run) -> dict[str, str]:
         "initialisation": printable(run.initialisation),
         "seed": str(run.seed),
         "data": printable(run.data_fingerprint[:12])
-        + (f" (NOT the test images: tested on 1 of {run.held_out} training images)" if run.held_out else ""),
+        + (f" (NOT the test images: tested on 1 of {run.held_out} training images)" if run.held_out else "")
+        + (f" ({printable(run.data_note)})" if run.data_note else ""),
         "code": printable(run.code_version),
     }
 

@@ -14,6 +14,7 @@ import datetime
 import json
 import platform
 import shutil
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -98,8 +99,8 @@ def _signature(card: ModelCard) -> dict[str, str | None]:
     return {"inputs": json.dumps([image]), "outputs": json.dumps(columns), "params": None}
 
 
-def _write(path: Path, content: dict[str, object]) -> None:
-    path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+def _write(path: Path, content: Mapping[str, object]) -> None:
+    path.write_text(yaml.safe_dump(dict(content), sort_keys=False), encoding="utf-8")
 
 
 def _version(name: str) -> str:

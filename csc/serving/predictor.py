@@ -3,19 +3,23 @@
 import base64
 import io
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from numpy.typing import NDArray
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from csc.errors import BadData
 from csc.model import load_network
 
-__all__ = ["Predictor", "TooLarge", "above", "from_base64", "open_image"]
+__all__ = ["BATCH", "Prediction", "Predictor", "TooLarge", "above", "from_base64", "open_image"]
 
 BATCH = 32
+SHOWN = 480  # pixels of the longer side of an image that people look at
 # All that is ever decoded: Pillow knows formats that start other programs, and images may come from anyone.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF")
 
@@ -29,20 +33,36 @@ class Predictor:
 
     def __init__(self, folder: str | Path) -> None:
         self.network, self.card = load_network(Path(folder))
-        settings = self.card.settings()
-        self.size, self.threshold = settings.input.size, settings.threshold
+        self.size, self.thresholds = self.card.settings().input.size, self.card.thresholds
 
-    def confidences(self, images: Iterable[Any]) -> "np.ndarray[tuple[int, ...], np.dtype[np.float32]]":
+    def confidences(self, images: Iterable[Any]) -> NDArray[np.float32]:
         """Confidences (images, classes) of files, encoded bytes, base64 text, Pillow images or RGB arrays."""
+        rows = [prediction.confidences for prediction in self.predictions(images)]
+        return np.stack(rows) if rows else np.empty((0, len(self.card.classes)), np.float32)
+
+    def predictions(self, images: Iterable[Any], *, maps: bool = False) -> "Iterator[Prediction]":
+        """What the model says of images, a batch at a time; with `maps`, also where it looks."""
         import torch
 
-        loaded = [_load(image, number, self.size) for number, image in enumerate(images, start=1)]
-        batches = []
-        for start in range(0, len(loaded), BATCH):
-            pixels = torch.from_numpy(np.stack(loaded[start : start + BATCH])).permute(0, 3, 1, 2)
+        if maps:
+            from csc.nets.activation import class_activation_maps
+        numbered = enumerate(images, start=1)
+        while batch := [_load(image, number, self.size, shown=maps) for number, image in islice(numbered, BATCH)]:
+            pixels = torch.from_numpy(np.stack([squashed for squashed, _ in batch])).permute(0, 3, 1, 2)
             with torch.inference_mode():
-                batches.append(self.network(pixels).sigmoid().numpy())
-        return np.concatenate(batches) if batches else np.empty((0, len(self.card.classes)), np.float32)
+                confidences = self.network(pixels).sigmoid().numpy()
+                looks = class_activation_maps(self.network, pixels).numpy() if maps else [None] * len(batch)
+            for (_, image), row, places in zip(batch, confidences, looks, strict=True):
+                yield Prediction(row, image, places)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a model says of an image."""
+
+    confidences: NDArray[np.float32]  # (classes,)
+    image: Image.Image | None = None  # to look at, if maps were asked for
+    maps: NDArray[np.float32] | None = None  # (classes, h, w): where it looks for each class, from 0 to 1
 
 
 def open_image(encoded: bytes) -> Image.Image:
@@ -65,8 +85,11 @@ def from_base64(text: str) -> bytes:
         raise BadData("not base64 text") from None
 
 
-def _load(image: Any, number: int, size: int) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]":
-    """Any of the accepted forms of an image as uint8 (size, size, 3); errors name it by its path or its number."""
+def _load(image: Any, number: int, size: int, shown: bool) -> tuple[NDArray[np.uint8], Image.Image | None]:
+    """Any of the accepted forms of an image as uint8 (size, size, 3), and, if asked for, one to show to people.
+
+    Errors name it by its path or its number.
+    """
     try:
         if isinstance(image, np.ndarray):
             if image.dtype != np.uint8 or image.ndim not in (2, 3):
@@ -74,7 +97,9 @@ def _load(image: Any, number: int, size: int) -> "np.ndarray[tuple[int, ...], np
             opened = Image.fromarray(image)
         else:
             opened = image if isinstance(image, Image.Image) else open_image(_encoded(image))
-        return np.asarray(opened.convert("RGB").resize((size, size), Image.Resampling.BILINEAR))
+        colours = opened.convert("RGB")
+        squashed = np.asarray(colours.resize((size, size), Image.Resampling.BILINEAR))
+        return squashed, ImageOps.contain(colours, (SHOWN, SHOWN)) if shown else None
     except BadData as error:
         raise BadData(f"{_name(image, number)}: {error}") from None
     except (OSError, SyntaxError, TypeError, ValueError, Image.DecompressionBombError) as error:
@@ -102,7 +127,12 @@ def _encoded(image: Any) -> bytes:
     raise TypeError("expected a path, bytes, base64 text, a Pillow image or an array")
 
 
-def above(confidences: Sequence[float], classes: Sequence[str], threshold: float) -> list[tuple[str, float]]:
-    """Class names with confidences above a threshold, most confident first."""
-    chosen = [(name, float(value)) for name, value in zip(classes, confidences, strict=True) if value > threshold]
+def above(confidences: Sequence[float], thresholds: Mapping[str, float]) -> list[tuple[str, float]]:
+    """Names of classes with confidences above their thresholds, most confident first.
+
+    >>> above([0.7, 0.9, 0.75], {"cat": 0.5, "cow": 0.8, "dog": 0.8})
+    [('cow', 0.9), ('cat', 0.7)]
+    """
+    pairs = zip(thresholds.items(), confidences, strict=True)
+    chosen = [(name, float(value)) for (name, threshold), value in pairs if value > threshold]
     return sorted(chosen, key=lambda pair: -pair[1])

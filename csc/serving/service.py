@@ -13,7 +13,7 @@ come as bytes only: no request names a file.
 import asyncio
 import json
 import warnings
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
@@ -79,36 +79,36 @@ class Service:
 
     async def _answer(self, request: Request, read: Callable[[bytes], list[bytes]]) -> list[Classes]:
         """The classes of each image of a request, whose body `read` takes apart."""
-        threshold = self._threshold(request)
+        thresholds = self._thresholds(request)
         if self.waiting >= WAITING:
             raise HTTPException(503, "too many requests at once; try again", {"Retry-After": "1"})
         self.waiting += 1
         try:
             body = await _body(request)
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self.worker, lambda: self._predict(read(body), threshold))
+            return await loop.run_in_executor(self.worker, lambda: self._predict(read(body), thresholds))
         finally:
             self.waiting -= 1
 
-    def _threshold(self, request: Request) -> float:
+    def _thresholds(self, request: Request) -> Mapping[str, float]:
         text = request.query_params.get("threshold")
         if text is None:
-            return self.predictor.threshold
+            return self.predictor.thresholds
         try:
             threshold = float(text)
         except ValueError:
             threshold = -1.0
         if not 0 <= threshold <= 1:
             raise HTTPException(400, f"threshold {text}: expected a number from 0 to 1")
-        return threshold
+        return dict.fromkeys(self.predictor.card.classes, threshold)
 
-    def _predict(self, images: Sequence[bytes], threshold: float) -> list[Classes]:
+    def _predict(self, images: Sequence[bytes], thresholds: Mapping[str, float]) -> list[Classes]:
         _check_pixels(images)
         try:
             scores = self.predictor.confidences(images)
         except BadData as error:
             raise HTTPException(422, str(error)) from None
-        found = [above(row, self.predictor.card.classes, threshold) for row in scores.tolist()]
+        found = [above(row, thresholds) for row in scores.tolist()]
         return [[{"name": name, "confidence": round(value, 6)} for name, value in classes] for classes in found]
 
 

@@ -1,24 +1,29 @@
-"""finish: close the runs of a scenario that ended early, so that none of them looks as if it were still running."""
+"""finish: close what a scenario run left open in MLflow; let the aliases name the models of one that is complete."""
 
 from csc.config import resolve
 from csc.data.dataset import Dataset
 from csc.errors import BadData, Unavailable
 from csc.retry import with_retries
 from csc.scenario import Scenario
+from csc.tracking.names import model_name
 from csc.tracking.queries import close_runs
+from csc.tracking.registry import point_aliases
 from csc.version import code_version
 
 __all__ = ["close", "finish"]
 
 
 def close(scenario: str, data: str, config: str, state: str, extended: str = "") -> None:
-    """Mark what is still open of a scenario run as failed or killed; a run that was completed is left alone.
+    """Mark what is still open of a scenario run as failed or killed.
+
+    A complete run of which every step was reused changes nothing by itself, yet whoever asks for it expects that
+    `final` is its model. Aliases that another run has moved since are moved back, with a line for each.
 
     Args:
         scenario: name.
         data: folder or `s3://` prefix of the data set.
         config: settings as JSON.
-        state: how the steps ended, in the words of Kubeflow Pipelines; only `CANCELED` makes a difference.
+        state: how the steps ended, in the words of Kubeflow Pipelines.
         extended: fingerprint of the model that the run extends, if it does.
     """
     try:
@@ -28,11 +33,14 @@ def close(scenario: str, data: str, config: str, state: str, extended: str = "")
     except BadData as error:
         print(f"nothing to close: no task has begun ({error})")
         return
-    made_from = (scenario, fingerprint, code_version(), *([extended] if extended else []))
-    key = resolve(Scenario.parse(scenario).dataset, config).fingerprint(*made_from)
+    settings = resolve(Scenario.parse(scenario).dataset, config)
+    key = settings.fingerprint(scenario, fingerprint, code_version(), *([extended] if extended else []))
     status = "KILLED" if state.upper().startswith("CANCEL") else "FAILED"
     closed = close_runs([key], status)
     print(f"marked as {status}: {', '.join(closed)}" if closed else "nothing is left open")
+    if not closed and not state.upper().startswith(("CANCEL", "FAIL")):
+        for line in point_aliases(model_name(scenario, settings.method), key).moved:
+            print(f"alias {line}")
 
 
 finish = with_retries(close)  # the step; a command whose server has just failed calls `close`, which does not wait

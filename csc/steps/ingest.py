@@ -1,7 +1,9 @@
 """ingest: make sure that the data set is there, and say exactly which one it is."""
 
 from csc.artifacts import DatasetFacts, Origin
+from csc.config import preset_for, resolve
 from csc.data.dataset import Dataset
+from csc.data.published import benchmark_note
 from csc.errors import BadData
 from csc.retry import with_retries
 from csc.scenario import Scenario
@@ -33,7 +35,22 @@ def ingest(scenario: str, data: str) -> Origin:
     if not wanted.added:
         print(wanted.announcement(len(dataset.classes)))
     print(f"data: {counts} images · fingerprint {dataset.fingerprint[:12]}")
+    for line in _notes(dataset):
+        print(f"note: {line}")
     return Origin(absolute(data), dataset.fingerprint, code_version(), tracking)
+
+
+def _notes(dataset: Dataset) -> list[str]:
+    """What a reader of the results must know: other data than the benchmark's, settings of another data set."""
+    notes = [note] if (note := benchmark_note(dataset)) else []
+    preset = preset_for(dataset.name)
+    if preset != dataset.name:
+        beta = resolve(dataset.name).flat()["max_entropy.beta"]
+        notes.append(
+            f"no preset is named '{dataset.name}': settings are those of '{preset}', for instance "
+            f"max_entropy.beta={beta}; choose your own with held_out=5"
+        )
+    return notes
 
 
 def describe(origin: Origin, out: str) -> dict[str, str | int]:

@@ -5,7 +5,8 @@ from csc.config import resolve
 from csc.errors import BadModel
 from csc.retry import with_retries
 from csc.scenario import Scenario
-from csc.tracking.registry import find_record, model_name
+from csc.tracking.names import model_name
+from csc.tracking.registry import find_record
 
 __all__ = ["prior"]
 

@@ -4,12 +4,16 @@ import tempfile
 from pathlib import Path
 
 from csc.artifacts import Metrics, RegisteredTask, Run, TaskResult, Training
+from csc.config.schema import Register
+from csc.data.views import read_view
 from csc.model import ModelCard, fingerprint, read_card
 from csc.retry import with_retries
 from csc.serving.packaging import package_model
 from csc.tracking.evidence import keep_evidence
 from csc.tracking.files import SCORES, keep_file
-from csc.tracking.registry import keep_record, log_model, model_name, register_version
+from csc.tracking.names import changed_settings
+from csc.tracking.notes import task_note
+from csc.tracking.registry import describe_version, keep_record, log_model, model_name, register_version
 from csc.tracking.runs import Tracker
 
 __all__ = ["register"]
@@ -40,7 +44,7 @@ def register(
     folder = Path(model)
     card, numbers, training = read_card(folder), Metrics.read(metrics), Training.read(folder / "training.json")
     before = RegisteredTask.read(prior) if prior else None
-    results = _results(card, training, numbers, before)
+    results = _results(card, training, numbers, before, read_view(test_view).note)
     tracked = {name: float(numbers[name]) for name in TRACKED}
     tracker, digest = Tracker(card), fingerprint(folder)
     with tempfile.TemporaryDirectory(prefix="csc-package-") as aside:
@@ -51,7 +55,8 @@ def register(
     tracker.log_inputs(views, before.model.model_id if before is not None else None)
     tracker.log_task(logged.model_id, tracked, numbers.AP, training.epochs)
     name = before.model.name if before is not None else model_name(card.scenario, card.method)
-    registered = register_version(tracker, logged, digest, name)
+    kept_back = _kept_back(card.settings().register, numbers.mAP, before)
+    registered = register_version(tracker, logged, digest, name, kept_back)
     tracker.log_scenario(tracked)
     record = RegisteredTask(registered, results)
     keep_record(tracker, record)
@@ -59,9 +64,11 @@ def register(
         keep_evidence(tracker, evidence)
     if scores:
         keep_file(tracker, scores, SCORES)
-    tracker.finish()
+    note = task_note(results, registered.uri, before.model.uri if before is not None else "", kept_back)
+    describe_version(tracker, registered, note)
+    tracker.finish(note)
     record.write(out)
-    print(f"task {card.task}/{card.tasks}: {registered.uri} (alias task-{card.task:02d})")
+    print(f"task {card.task}/{card.tasks}: {registered.uri} ({kept_back or f'alias task-{card.task:02d}'})")
     return {
         **card.facts(),
         "mlflow_uri": registered.uri,
@@ -71,7 +78,19 @@ def register(
     }
 
 
-def _results(card: ModelCard, training: Training, numbers: Metrics, before: RegisteredTask | None) -> Run:
+def _kept_back(limits: Register, reached: float, before: RegisteredTask | None) -> str:
+    """Why a model may not be named by an alias; empty if it may."""
+    if reached < limits.min_map:
+        return f"kept back from its aliases: mAP {reached:.2f} is below register.min_map={limits.min_map:g}"
+    drop = before.run.last.metrics.mAP - reached if before is not None else 0.0
+    if limits.max_drop and drop > limits.max_drop:
+        return f"kept back from its aliases: mAP fell by {drop:.2f}, more than register.max_drop={limits.max_drop:g}"
+    return ""
+
+
+def _results(
+    card: ModelCard, training: Training, numbers: Metrics, before: RegisteredTask | None, data_note: str
+) -> Run:
     """The results of the run up to this task; those of a model that was extended are of other test images."""
     judged = tuple(name for name in card.classes if name in numbers.AP)
     result = TaskResult(card.task, card.new, judged, numbers, training.images, training.seconds)
@@ -85,4 +104,6 @@ def _results(card: ModelCard, training: Training, numbers: Metrics, before: Regi
         code_version=card.code_version,
         tasks=(*carried, result),
         held_out=int(card.config["held_out"]),
+        settings=changed_settings(card.scenario, card.settings()),
+        data_note=data_note,
     )

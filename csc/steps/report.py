@@ -1,11 +1,14 @@
 """report: the results of a scenario run, as a table, a page and metrics of the scenario's run."""
 
+import json
+
 from csc.artifacts import RegisteredTask
 from csc.report.page import render
 from csc.report.table import markdown_table, text_table
 from csc.retry import with_retries
 from csc.storage import write_bytes
 from csc.tracking.evidence import fetch_evidence
+from csc.tracking.notes import run_note
 from csc.tracking.runs import finish_scenario
 
 __all__ = ["report"]
@@ -15,13 +18,16 @@ __all__ = ["report"]
 def report(registered: str, page_out: str, table_out: str) -> str:
     """Write the page and the Markdown table of a run from the `registered.json` of its last task; return the table.
 
-    The scenario's run in MLflow gets the summary and the page.
+    The scenario's run in MLflow gets the summary, the page, the results, from which the page can be made again, and a
+    note.
     """
     final = RegisteredTask.read(registered)
-    page = render(final.run, fetch_evidence(final.model.parent_run_id))
+    page, table = render(final.run, fetch_evidence(final.model.parent_run_id)), markdown_table(final.run)
     write_bytes(page_out, page.encode())
-    write_bytes(table_out, markdown_table(final.run).encode())
-    finish_scenario(final.model.parent_run_id, final.run.summary, final.run.last.task, page)
-    table = text_table(final.run)
-    print(table)
-    return table
+    write_bytes(table_out, table.encode())
+    files = {"report.html": page, "results.json": json.dumps(final.to_plain(), indent=1)}
+    note = run_note(final.run, table, final.model.uri)
+    finish_scenario(final.model.parent_run_id, final.run.summary, final.run.last.task, files, note)
+    shown = text_table(final.run)
+    print(shown)
+    return shown

@@ -14,7 +14,16 @@ from typing import Any
 
 from csc.errors import BadData
 from csc.storage import s3
-from csc.storage.local import atomic_file, atomic_folder, parent_of, sha256_file, writable, write_json
+from csc.storage.local import (
+    atomic_file,
+    atomic_folder,
+    parent_of,
+    read_regular,
+    sha256_file,
+    too_long,
+    writable,
+    write_json,
+)
 from csc.storage.s3 import download, upload, version_of, versions_below
 from csc.storage.uris import NoSuchFile, absolute, is_remote, join, local_path
 
@@ -35,7 +44,9 @@ __all__ = [
     "parent_of",
     "read_bytes",
     "read_json",
+    "read_regular",
     "sha256_file",
+    "too_long",
     "upload",
     "version_of",
     "versions_below",
@@ -63,18 +74,27 @@ def atomic_output(uri: str) -> Iterator[Path]:
 def read_json(uri: str | os.PathLike[str]) -> Any:
     """Read JSON; an error names the file."""
     try:
-        return json.loads(read_bytes(uri).decode("utf-8"))
-    except ValueError as error:
+        return json.loads(read_bytes(uri).decode("utf-8"), object_pairs_hook=_each_key_once)
+    except (ValueError, RecursionError) as error:
         raise BadData(f"{uri}: not readable as JSON ({error})") from None
 
 
-def read_bytes(uri: str | os.PathLike[str]) -> bytes:
-    """Read a whole file; an error names it."""
+def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"key {key!r} is given twice")
+        found[key] = value
+    return found
+
+
+def read_bytes(uri: str | os.PathLike[str], limit: int | None = None) -> bytes:
+    """Read a whole file, which may have at most so many bytes; an error names it."""
     if is_remote(uri):
-        return s3.read(os.fspath(uri))
+        return s3.read(os.fspath(uri), limit)
     path = local_path(uri)
     try:
-        return path.read_bytes()
+        return read_regular(path, limit)
     except FileNotFoundError:
         raise NoSuchFile(f"{path}: no such file") from None
     except OSError as error:

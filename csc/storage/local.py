@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,16 @@ from typing import Any
 
 from csc.errors import BadData
 
-__all__ = ["atomic_file", "atomic_folder", "parent_of", "sha256_file", "writable", "write_json"]
+__all__ = [
+    "atomic_file",
+    "atomic_folder",
+    "parent_of",
+    "read_regular",
+    "sha256_file",
+    "too_long",
+    "writable",
+    "write_json",
+]
 
 
 @contextlib.contextmanager
@@ -91,6 +101,21 @@ def write_json(target: Path, content: Any) -> None:
     """Write indented JSON atomically; a number that is not finite is an error."""
     with writable(target), atomic_file(target) as path:
         path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def read_regular(path: Path, limit: int | None = None) -> bytes:
+    """Read a whole file; a pipe or a device, which may have no end, is an OSError, and so is one above the limit."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError("not a regular file")
+    if limit is not None and found.st_size > limit:
+        raise too_long(found.st_size, limit)
+    return path.read_bytes()
+
+
+def too_long(size: int, limit: int) -> OSError:
+    """The error for a file that has more bytes than anything of its kind should have."""
+    return OSError(f"it has {size:,} bytes, at most {limit:,} are read")
 
 
 def sha256_file(path: Path) -> str:

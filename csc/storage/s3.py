@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from csc.errors import BadData, StoreUnavailable
-from csc.storage.local import atomic_file, writable
+from csc.storage.local import atomic_file, too_long, writable
 from csc.storage.uris import NoSuchFile, bucket_and_key
 
 __all__ = ["delete", "download", "read", "upload", "version_of", "versions_below", "write"]
@@ -37,7 +37,7 @@ _REFUSALS = {
 }
 
 
-def read(uri: str) -> bytes:
+def read(uri: str, limit: int | None = None) -> bytes:
     """The content of an object; requested again if the connection breaks in the middle of it."""
     bucket, key = bucket_and_key(uri)
     with _store(uri) as client:
@@ -45,6 +45,8 @@ def read(uri: str) -> bytes:
 
         for _ in range(_ATTEMPTS - 1):
             answer = client.get_object(Bucket=bucket, Key=key)
+            if limit is not None and answer["ContentLength"] > limit:
+                raise BadData(f"{uri}: {too_long(answer['ContentLength'], limit)}")
             with contextlib.suppress(HTTPClientError, IncompleteReadError):
                 return bytes(answer["Body"].read())
         return bytes(client.get_object(Bucket=bucket, Key=key)["Body"].read())

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from csc.config import differences, resolve
-from csc.config.schema import Config
+from csc.config.schema import EXECUTION_ONLY, Config
 from csc.config.tree import flatten
 from csc.errors import BadConfig
 from csc.scenario import Scenario
@@ -25,6 +25,7 @@ class DataSource:
     data: str
     classes: int
     fingerprint: str = ""
+    note: str = ""  # in what it is not the benchmark whose name it has
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,17 @@ class Cell:
         if self.config is None or self.source is None or not self.source.fingerprint:
             return ""
         return self.config.fingerprint(self.scenario.name, self.source.fingerprint, code_version())
+
+    def describes(self, run: ScenarioRun) -> bool:
+        """Whether a run of whatever version has the cell's data and settings.
+
+        Settings that the version did not know yet have to be the defaults of today.
+        """
+        if self.config is None or self.source is None or run.tags.get("csc.data") != self.source.fingerprint:
+            return False
+        known = resolve(self.scenario.dataset, {"method": self.row.method}).flat() | run.params
+        wanted = {key: value for key, value in self.config.flat().items() if key not in EXECUTION_ONLY}
+        return all(str(known.get(key)) == str(value) for key, value in wanted.items())
 
     @property
     def views(self) -> int:
@@ -142,7 +154,11 @@ class Result:
 
 
 def results(
-    asked: Iterable[Cell], *, failed: Mapping[str, str] | None = None, tried: Container[str] = ()
+    asked: Iterable[Cell],
+    *,
+    failed: Mapping[str, str] | None = None,
+    tried: Container[str] = (),
+    any_code: bool = False,
 ) -> list[Result]:
     """Look up every cell among the finished runs of the tracking server.
 
@@ -150,18 +166,21 @@ def results(
         asked: cells.
         failed: reasons why cells failed, by key, as far as they are known.
         tried: names of cells that were run; one that is still not finished has failed.
+        any_code: runs of other versions of the code will do where there is none of this one.
     """
     asked = list(asked)
     known = {name: finished_runs(name) for name in dict.fromkeys(cell.scenario.name for cell in asked)}
-    return [_result(cell, known[cell.scenario.name], failed or {}, tried) for cell in asked]
+    return [_result(cell, known[cell.scenario.name], failed or {}, tried, any_code) for cell in asked]
 
 
-def _result(cell: Cell, runs: list[ScenarioRun], failed: Mapping[str, str], tried: Container[str]) -> Result:
+def _result(
+    cell: Cell, runs: list[ScenarioRun], failed: Mapping[str, str], tried: Container[str], any_code: bool
+) -> Result:
     if cell.refused:
         return Result(cell, {}, missing="not run", reason=cell.refused)
-    for run in runs:
-        if run.tags.get("csc.run_key") != cell.key:
-            continue
+    same = [run for run in runs if run.tags.get("csc.run_key") == cell.key]
+    alike = [run for run in runs if cell.describes(run)] if any_code else []
+    for run in (*same, *alike):
         values = curve(run.run_id)
         if len(values) == cell.tasks and "avg_mAP" in run.metrics:
             tags = {"initialisation": "csc.initialisation", "data": "csc.data", "code": "csc.code_version"}

@@ -4,18 +4,20 @@ Runs that differ in their seed alone are one row. Every row is compared with the
 have and over resampled test images; a single run is paired with a single run, whatever their seeds.
 """
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from csc.artifacts import Run
 from csc.errors import BadData
 from csc.report import figures
-from csc.report.figures import escape
-from csc.report.page import page_of
+from csc.report.shell import figure, page_of
+from csc.report.svg import escape
 from csc.study.claims import compared, interval_text, resampled, signed
+from csc.study.figure import draw_intervals
 from csc.study.intervals import Interval
 from csc.study.outcome import Number, shown
-from csc.study.page import html_table
+from csc.study.page import remark_list, titled_table
 from csc.study.render import Table, as_text
 from csc.tracking.story import Story
 
@@ -42,9 +44,9 @@ class Group:
     runs: dict[int, tuple[str, Run]]  # by seed, with the id of the tracked run
 
     @property
-    def scenario(self) -> str:
-        """Which classes arrive when."""
-        return next(iter(self.runs.values()))[1].scenario
+    def any_run(self) -> Run:
+        """For what all its runs have in common."""
+        return next(iter(self.runs.values()))[1]
 
     def number(self, column: str) -> Number:
         """The mean over seeds of a number after the last task, or of the summary."""
@@ -113,8 +115,14 @@ def _tables(groups: list[Group]) -> list[Table]:
     return tables
 
 
+def _paired(group: Group, first: Group) -> Interval | None:
+    """The difference of two rows; none if they were tested on other images or nothing can be paired."""
+    facts = [(run.scenario, run.data_fingerprint, run.held_out) for run in (group.any_run, first.any_run)]
+    return group.minus(first) if facts[0] == facts[1] else None
+
+
 def _difference(group: Group, first: Group) -> list[str]:
-    found = group.minus(first) if group.scenario == first.scenario else None
+    found = _paired(group, first)
     if found is None:
         return [group.name, "–", "–", "–", "–", "not comparable"]
     images = f"{found.images:,}" if found.images else "–"
@@ -154,13 +162,14 @@ def comparison_text(groups: list[Group]) -> str:
 
 def comparison_page(groups: list[Group]) -> str:
     """The comparison as a page, with the course of every row and the AP of each class."""
-    body = []
-    for table in _tables(groups):
-        body += [f"<h2>{escape(table.title)}</h2>", html_table(table)]
-    for scenario in dict.fromkeys(group.scenario for group in groups):
-        body += _course([group for group in groups if group.scenario == scenario], scenario)
-    told = "".join(f"<li>{escape(line)}</li>" for line in _remarks(groups))
-    return page_of("Comparison of runs", "\n".join([*body, f'<ul class="note">{told}</ul>']))
+    first, *others = groups
+    body = [titled_table(table) for table in _tables(groups)]
+    rows = [(f"{group.name} − {first.name}", found) for group in others if (found := _paired(group, first))]
+    if rows:
+        body.append(figure(lambda width: draw_intervals(rows, width)))
+    for scenario in dict.fromkeys(group.any_run.scenario for group in groups):
+        body += _course([group for group in groups if group.any_run.scenario == scenario], scenario)
+    return page_of("Comparison of runs", "\n".join([*body, remark_list(_remarks(groups))]))
 
 
 def _course(groups: list[Group], scenario: str) -> list[str]:
@@ -171,12 +180,15 @@ def _course(groups: list[Group], scenario: str) -> list[str]:
     for group in groups:
         curves = [[task.metrics.mAP for task in run.tasks] for _, run in group.runs.values()]
         if all(len(curve) == len(seen) for curve in curves):
-            lines[group.name] = [sum(values) / len(values) for values in zip(*curves, strict=True)]
+            lines[group.name] = [statistics.fmean(values) for values in zip(*curves, strict=True)]
     rows = []
     for name in longest.last.seen:
-        found = [
-            [run.last.metrics.AP[name] for _, run in group.runs.values() if name in run.last.seen] for group in groups
-        ]
-        rows.append([name, *(shown("AP", sum(values) / len(values)) if values else "–" for values in found)])
-    table = Table("", "AP of each class after the last task.", ["", *(group.name for group in groups)], rows, 1, [])
-    return [f"<h2>{escape(scenario)}</h2>", f"<figure>{figures.curves(lines, seen)}</figure>", html_table(table)]
+        found = [[run.last.metrics.AP.get(name) for _, run in group.runs.values()] for group in groups]
+        known = [[value for value in values if value is not None] for values in found]
+        rows.append([name, *(shown("AP", statistics.fmean(values)) if values else "–" for values in known)])
+    table = Table(f"{scenario}, AP of each class", "After the last task.", ["", *(g.name for g in groups)], rows, 1, [])
+    return [
+        f"<h2>{escape(scenario)}</h2>",
+        figure(lambda width: figures.curves(lines, seen, width)),
+        titled_table(table),
+    ]

@@ -13,7 +13,7 @@ from csc.study.claims import Claim, claims, explanation, interval_text, signed
 from csc.study.outcome import Entry, Outcome
 from csc.study.spec import COLUMNS
 
-__all__ = ["Table", "as_markdown", "as_text", "csv_lines", "latex", "markdown", "remarks", "tables", "text"]
+__all__ = ["Table", "as_text", "csv_lines", "latex", "markdown", "markdown_lines", "remarks", "tables", "text"]
 
 _LATEX = {
     **{mark: f"\\{mark}" for mark in "&%$#_{}"},
@@ -139,19 +139,17 @@ def as_text(title: str, tables: Iterable[Table], remarks: Sequence[str]) -> str:
 
 def markdown(outcome: Outcome) -> str:
     """Return the tables as Markdown."""
-    return as_markdown(outcome.title, tables(outcome), remarks(outcome))
+    lines = [f"# {escape_markdown(outcome.title)}", ""]
+    for table in tables(outcome):
+        lines += [f"## {table.title}", "", *markdown_lines(table), ""]
+    return "\n".join([*lines, *(f"- {escape_markdown(line)}" for line in remarks(outcome)), ""])
 
 
-def as_markdown(title: str, tables: Iterable[Table], remarks: Sequence[str]) -> str:
-    """Lay out tables as Markdown."""
-    lines = [f"# {escape_markdown(title)}", ""]
-    for table in tables:
-        rule = [":--"] * table.left + ["--:"] * (len(table.head) - table.left)
-        head, *rows = [[escape_markdown(cell) for cell in row] for row in (table.head, *table.rows)]
-        lines += [f"## {table.title}", ""]
-        lines += ["| " + " | ".join(row) + " |" for row in (head, rule, *rows)]
-        lines.append("")
-    return "\n".join([*lines, *(f"- {escape_markdown(line)}" for line in remarks), ""])
+def markdown_lines(table: Table) -> list[str]:
+    """The lines of one table."""
+    rule = [":--"] * table.left + ["--:"] * (len(table.head) - table.left)
+    head, *rows = [[escape_markdown(cell) for cell in row] for row in (table.head, *table.rows)]
+    return ["| " + " | ".join(row) + " |" for row in (head, rule, *rows)]
 
 
 def latex(outcome: Outcome) -> str:

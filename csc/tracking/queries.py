@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from csc.tracking.retry import translate_errors
 from csc.tracking.server import connect, nothing_tracked, tracking_uri, without_secrets
+from csc.tracking.views import saved_views
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -21,6 +22,7 @@ __all__ = [
     "progress_since",
     "reach",
     "with_tags",
+    "with_views",
 ]
 
 
@@ -67,6 +69,18 @@ def with_tags(tags: Mapping[str, str]) -> str:
     "tags.`csc.role` = 'task' and tags.`csc.task` = '1'"
     """
     return " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
+
+
+def with_views() -> dict[str, str]:
+    """The ids of our experiments by name, each with its saved views; those that it misses are added."""
+    with translate_errors():
+        client = connect()
+        found = client.search_experiments(filter_string="name LIKE 'csc-%' AND name != 'csc-studies'")
+        for experiment in found:
+            for tag, value in saved_views().items():
+                if tag not in experiment.tags:
+                    client.set_experiment_tag(experiment.experiment_id, tag, value)
+    return {str(experiment.name): str(experiment.experiment_id) for experiment in found}
 
 
 def finished_runs(scenario: str) -> list[ScenarioRun]:

@@ -2,10 +2,11 @@
 
 A model is logged with the model before as its input, and registered under one name per (scenario, method) with aliases
 `task-01` … and `final`. Models and versions are found again by the fingerprint of the model folder, so a step that is
-tried again adds none.
+tried again adds none, and what is fetched is compared with it, so no damaged model is used.
 """
 
 import contextlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
@@ -13,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 from csc.artifacts import Registered, RegisteredTask
 from csc.errors import BadModel
 from csc.model import fingerprint
+from csc.tracking.names import model_name
 from csc.tracking.queries import with_tags
 from csc.tracking.retry import find_or_create, translate_errors
 from csc.tracking.runs import Tracker
@@ -20,28 +22,48 @@ from csc.tracking.server import connect
 
 if TYPE_CHECKING:
     from mlflow.entities import LoggedModel
+    from mlflow.entities.model_registry import ModelVersion
+    from mlflow.tracking import MlflowClient
 
-__all__ = ["fetch_model", "find_record", "keep_record", "local_model", "log_model", "model_name", "register_version"]
+__all__ = [
+    "Shown",
+    "describe_version",
+    "fetch_model",
+    "find_record",
+    "keep_record",
+    "local_model",
+    "log_model",
+    "point_aliases",
+    "register_version",
+]
 
 RECORD = "registered.json"
-
-
-def model_name(scenario: str, method: str) -> str:
-    """The registered model that holds the tasks of a scenario learned by a method."""
-    return f"{scenario}-{method}"
+FINGERPRINT, KEPT_BACK = "csc.fingerprint", "csc.kept_back"  # tags of versions
 
 
 def local_model(registered: Registered) -> Path | None:
     """The folder of a registered model whose files are on this machine, unchanged; it takes no MLflow to read them."""
-    location = urlsplit(registered.location)
-    folder = Path(unquote(location.path)) / "data" / "model"
-    if location.scheme not in ("", "file") or not (folder / "model.json").is_file():
-        return None
-    return folder if fingerprint(folder) == registered.fingerprint else None
+    folder = _on_this_machine(registered.location)
+    return folder if folder is not None and _digest(folder) == registered.fingerprint else None
+
+
+def _on_this_machine(location: str) -> Path | None:
+    """The model folder in a package of MLflow whose files are on this machine."""
+    parts = urlsplit(location)
+    folder = Path(unquote(parts.path)) / "data" / "model"
+    return folder if parts.scheme in ("", "file") and (folder / "model.json").is_file() else None
+
+
+def _digest(folder: Path) -> str:
+    """The fingerprint of a model folder; none of one that misses a file."""
+    try:
+        return fingerprint(folder)
+    except OSError:
+        return ""
 
 
 def fetch_model(uri: str, folder: Path | None = None) -> Path:
-    """Download a registered model and return the folder with its weights and card.
+    """Download a registered model and return the folder with its weights and card; damaged ones are refused.
 
     Args:
         uri: `models:/name/version`, `models:/name@alias` or a local folder that holds a model.
@@ -50,14 +72,34 @@ def fetch_model(uri: str, folder: Path | None = None) -> Path:
     if not uri.startswith("models:/"):
         return Path(uri)
     with translate_errors():
-        connect()
+        client = connect()
         import mlflow
 
+        expected = _recorded_fingerprint(client, uri)
         local = Path(mlflow.artifacts.download_artifacts(uri, dst_path=str(folder) if folder else None))
     model = local / "data" / "model"
     if not (model / "model.json").is_file():
         raise BadModel(f"{uri}: not a model of this project (no data/model/model.json in it)")
+    digest = _digest(model)
+    if expected and digest != expected:
+        raise BadModel(
+            f"{uri}: damaged: its files are not those that were registered (fingerprint {digest[:12] or 'none'}, "
+            f"registered {expected[:12]}); put them back from a copy, or delete the version and run its task again"
+        )
     return model
+
+
+def _recorded_fingerprint(client: "MlflowClient", uri: str) -> str:
+    """What `register` recorded of a model or version, or of the one that somebody made this version of."""
+    from mlflow.store.artifact.utils.models import get_model_name_and_version
+
+    named = get_model_name_and_version(client, uri)
+    if len(named) == 1:  # the id of a logged model
+        return str(client.get_logged_model(*named).tags.get(FINGERPRINT, ""))
+    version = client.get_model_version(*named)
+    if FINGERPRINT not in version.tags and str(version.source).startswith("models:/"):
+        return _recorded_fingerprint(client, version.source)
+    return str(version.tags.get(FINGERPRINT, ""))
 
 
 def log_model(tracker: Tracker, package: Path, digest: str) -> "LoggedModel":
@@ -70,7 +112,7 @@ def log_model(tracker: Tracker, package: Path, digest: str) -> "LoggedModel":
     """
     client, card = tracker.client, tracker.card
     oldest = [{"field_name": "creation_timestamp", "ascending": True}]
-    query = with_tags({"csc.fingerprint": digest})
+    query = with_tags({FINGERPRINT: digest})
 
     def find() -> "LoggedModel | None":
         found = client.search_logged_models([tracker.experiment_id], query, max_results=1, order_by=oldest)
@@ -78,13 +120,15 @@ def log_model(tracker: Tracker, package: Path, digest: str) -> "LoggedModel":
 
     def create() -> "LoggedModel":
         name = f"{model_name(card.scenario, card.method)}-task-{card.task:02d}"
-        tags = {"csc.fingerprint": digest, "csc.run_key": tracker.key, "csc.task": str(card.task)}
+        tags = {FINGERPRINT: digest, "csc.run_key": tracker.key, "csc.task": str(card.task)}
         params = {key: str(value) for key, value in card.settings().flat().items()}
         return client.create_logged_model(tracker.experiment_id, name, tracker.task_run.info.run_id, tags, params)
 
     with translate_errors():
         model = find_or_create(find, create)
-        if str(model.status) != "READY":  # new, or left behind by a try that died while uploading
+        # New, or left behind by a try that died while uploading, or damaged since on this machine.
+        stored = _on_this_machine(model.artifact_location)
+        if str(model.status) != "READY" or (stored is not None and _digest(stored) != digest):
             client.log_model_artifacts(model.model_id, str(package))
             model = client.finalize_logged_model(model.model_id, "READY")
         _log_output(tracker, model.model_id)
@@ -108,15 +152,37 @@ def _log_output(tracker: Tracker, model_id: str) -> None:
     find_or_create(noted, note)
 
 
-def register_version(tracker: Tracker, model: "LoggedModel", digest: str, name: str) -> Registered:
-    """Make a logged model the task's registered version, aliases last; a second call changes nothing."""
-    card = tracker.card
+def register_version(tracker: Tracker, model: "LoggedModel", digest: str, name: str, kept_back: str = "") -> Registered:
+    """Make a logged model the task's registered version, aliases last; a second call changes nothing.
+
+    Args:
+        tracker: of the task.
+        model: made by `log_model`.
+        digest: fingerprint of the model folder.
+        name: of the registered model.
+        kept_back: why no alias may name this version; empty if they may.
+    """
+    card, client = tracker.card, tracker.client
     with translate_errors():
         number = _version(tracker, name, model.model_id, digest)
-        for alias in (f"task-{card.task:02d}", *(["final"] if card.task == card.tasks else [])):
-            tracker.client.set_registered_model_alias(name, alias, number)
+        if kept_back:
+            client.set_model_version_tag(name, number, KEPT_BACK, kept_back)
+        else:
+            for alias in _aliases(card.task, card.tasks):
+                client.set_registered_model_alias(name, alias, number)
     runs = tracker.task_run.info.run_id, tracker.scenario_run_id
     return Registered(name, number, model.model_id, digest, *runs, location=model.artifact_location)
+
+
+def describe_version(tracker: Tracker, registered: Registered, note: str) -> None:
+    """Say on a version's page what it is."""
+    with translate_errors():
+        tracker.client.update_model_version(registered.name, registered.version, note)
+
+
+def _aliases(task: int, tasks: int) -> list[str]:
+    """The aliases of the model of a task."""
+    return [f"task-{task:02d}", "final"] if task == tasks else [f"task-{task:02d}"]
 
 
 def _version(tracker: Tracker, name: str, model_id: str, digest: str) -> str:
@@ -125,9 +191,10 @@ def _version(tracker: Tracker, name: str, model_id: str, digest: str) -> str:
 
     card, client = tracker.card, tracker.client
     tags = {
-        "csc.fingerprint": digest,
+        FINGERPRINT: digest,
         "csc.scenario": card.scenario,
         "csc.task": str(card.task),
+        "csc.tasks": str(card.tasks),
         "csc.seed": str(card.config["seed"]),
         "csc.classes_seen": str(len(card.classes)),
         "csc.code_version": card.code_version,
@@ -135,7 +202,7 @@ def _version(tracker: Tracker, name: str, model_id: str, digest: str) -> str:
     }
 
     def find() -> str | None:
-        found = client.search_model_versions(f"name = '{name}' and {with_tags({'csc.fingerprint': digest})}")
+        found = client.search_model_versions(f"name = '{name}' and {with_tags({FINGERPRINT: digest})}")
         return min((str(version.version) for version in found), key=int, default=None)
 
     def create() -> str:
@@ -153,6 +220,49 @@ def _version(tracker: Tracker, name: str, model_id: str, digest: str) -> str:
     return find_or_create(find, create)
 
 
+@dataclass(frozen=True)
+class Shown:
+    """What the registry says of a finished run.
+
+    Attributes:
+        uri: of the version of its last task; empty if there is none.
+        alias: of that version, the more lasting one; empty if it was kept back.
+        kept_back: why; empty if it was not.
+        moved: a line about each alias that named another run's version.
+    """
+
+    uri: str = ""
+    alias: str = ""
+    kept_back: str = ""
+    moved: tuple[str, ...] = ()
+
+
+def point_aliases(name: str, key: str) -> Shown:
+    """Let the aliases of a registered model name the versions of a finished run, if another run has moved them."""
+    with translate_errors():
+        client = connect()
+        versions = _versions_by_task(client, name, key)
+        if not versions:
+            return Shown()
+        before, moved = client.get_registered_model(name).aliases, []
+        for task, version in versions.items():
+            aliases = [] if KEPT_BACK in version.tags else _aliases(task, int(version.tags.get("csc.tasks", 0)))
+            for alias in aliases:
+                if str(before.get(alias)) != str(version.version):
+                    client.set_registered_model_alias(name, alias, version.version)
+                    moved.append(f"{alias} is version {version.version} again (was {before.get(alias, 'none')})")
+    # The loop leaves the last task's version and aliases.
+    kept_back = version.tags.get(KEPT_BACK, "")
+    return Shown(f"models:/{name}/{version.version}", aliases[-1] if aliases else "", kept_back, tuple(moved))
+
+
+def _versions_by_task(client: "MlflowClient", name: str, key: str, **tags: str) -> "dict[int, ModelVersion]":
+    """The newest version of each task of a run, in their order."""
+    found = client.search_model_versions(f"name = '{name}' and {with_tags({'csc.run_key': key, **tags})}")
+    found = sorted(found, key=lambda version: (int(version.tags["csc.task"]), int(version.version)))
+    return {int(version.tags["csc.task"]): version for version in found}
+
+
 def keep_record(tracker: Tracker, record: RegisteredTask) -> None:
     """Keep `registered.json` with the task's run, for a pipeline that begins with the next task."""
     with translate_errors():
@@ -165,10 +275,8 @@ def find_record(name: str, task: int, key: str) -> RegisteredTask | None:
         client = connect()
         import mlflow
 
-        tags = with_tags({"csc.run_key": key, "csc.task": str(task)})
-        found = client.search_model_versions(f"name = '{name}' and {tags}")
-        if not found:
+        version = _versions_by_task(client, name, key, **{"csc.task": str(task)}).get(task)
+        if version is None:
             return None
-        newest = max(found, key=lambda version: int(version.version))
-        where = f"runs:/{newest.run_id}/{RECORD}"
+        where = f"runs:/{version.run_id}/{RECORD}"
         return RegisteredTask.from_plain(mlflow.artifacts.load_dict(where), where)

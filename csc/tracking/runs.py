@@ -4,7 +4,8 @@ One experiment per data set. A scenario run is a parent run whose metrics have t
 run whose metrics have the epoch as step. Runs are found again by their `csc.*` tags, never by who created them.
 
 Training goes on without a server that is away, and register logs the epochs that are missing. Every call may be
-repeated: metrics and inputs that are there already are left alone.
+repeated: metrics and inputs that are there already are left alone. Results carry the time at which their run began, so
+that MLflow takes a point that two processes log at once for one and the same.
 
 Where Kubeflow Pipelines has its MLflow plugin switched on, every step finds a run of its own in `MLFLOW_RUN_ID`. The
 first step of a task that tracks, usually train, makes that run the task's run by giving it our tags; later steps and
@@ -14,53 +15,43 @@ may hold many scenario runs, and one scenario run may take many pipelines. Setti
 they never meet the parameters that the plugin writes to its runs.
 """
 
+import contextlib
+import getpass
 import hashlib
+import json
 import os
-import re
+import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from csc.errors import TrackingError
 from csc.model import ModelCard
 from csc.scenario import Scenario
+from csc.tracking.names import changed_settings, class_metric, run_title, settings_text
+from csc.tracking.notes import NOTE, experiment_note
 from csc.tracking.queries import with_tags
 from csc.tracking.retry import find_or_create, translate_errors
 from csc.tracking.server import artifact_location, connect, tracking_uri, without_secrets
+from csc.tracking.views import saved_views
 
 if TYPE_CHECKING:
     from mlflow.entities import DatasetInput, Metric, Run
     from mlflow.tracking import MlflowClient
 
-__all__ = ["Tracker", "class_metric", "finish_scenario", "run_key"]
+__all__ = ["Tracker", "finish_scenario", "run_key"]
 
 PARAMS_PER_BATCH = 100
 METRICS_PER_BATCH = 1000
-_LONGEST_KEY = 250  # characters that MLflow takes
+NO_TERMS = ("loss", "images_per_second", "waiting")  # what the log of an epoch holds besides the terms of the loss
 
 
 def run_key(card: ModelCard) -> str:
     """What makes two scenario runs the same run: settings, scenario, data and code; and the model that is extended."""
     extended = [card.prior_fingerprint] if Scenario.parse(card.scenario).added else []
     return card.settings().fingerprint(card.scenario, card.data_fingerprint, card.code_version, *extended)
-
-
-def class_metric(metric: str, name: str) -> str:
-    """The key of a metric of one class; different names have different keys, whatever characters they are made of.
-
-    MLflow allows letters, digits, `_`, `-`, `.` and spaces, and `/` where a path could have it. All else is written as
-    `_x` code point `_`, and so is the `_` of a name that has `_x` itself. A key that is too long ends in a digest.
-
-    >>> class_metric("AP", "person (sitting)")
-    'AP/person _x28_sitting_x29_'
-    """
-    readable = re.sub(r"[^\w.\- ]|_(?=x)|^\.(?=\.?$)", lambda found: f"_x{ord(found[0]):X}_", name)
-    key = f"{metric}/{readable}"
-    if len(key) <= _LONGEST_KEY:
-        return key
-    digest = hashlib.sha256(name.encode()).hexdigest()
-    return f"{key[: _LONGEST_KEY - len(digest) - 1]}/{digest}"
 
 
 class Tracker:
@@ -100,15 +91,17 @@ class Tracker:
         """The experiment of the data set, created when first needed; with KFP's plugin, the plugin's."""
         if self.injected is not None:
             return str(self.injected.info.experiment_id)
-        name = f"csc-{Scenario.parse(self.card.scenario).dataset}"
-        kind = {"mlflow.experimentKind": "custom_model_development"}  # the UI shows training runs, not traces
+        dataset = Scenario.parse(self.card.scenario).dataset
+        name = f"csc-{dataset}"
+        kind = "custom_model_development"  # the UI shows training runs, not traces
+        tags = {"mlflow.experimentKind": kind, NOTE: experiment_note(dataset), **saved_views()}
 
         def find() -> str | None:
             found = self.client.get_experiment_by_name(name)
             return str(found.experiment_id) if found is not None else None
 
         with translate_errors():
-            return find_or_create(find, lambda: str(self.client.create_experiment(name, artifact_location(), kind)))
+            return find_or_create(find, lambda: str(self.client.create_experiment(name, artifact_location(), tags)))
 
     @cached_property
     def task_run(self) -> "Run":
@@ -165,8 +158,10 @@ class Tracker:
 
         def create() -> "Run":
             above = {"mlflow.parentRunId": self._pipeline_run(self.injected)} if self.injected is not None else {}
-            name = f"{card.scenario} {card.method} seed {card.config['seed']}"
-            return self.client.create_run(self.experiment_id, tags={**self._facts(), **own, **above}, run_name=name)
+            name = run_title(card.scenario, card.settings())
+            changed = settings_text(changed_settings(card.scenario, card.settings()))
+            tags = {**self._facts(), **own, **above, **_source(), "csc.settings": ", ".join(changed)}
+            return self.client.create_run(self.experiment_id, tags=tags, run_name=name)
 
         run = find_or_create(lambda: self._find(own), create)
         self._log_params(run, {**card.settings().flat(), "scenario": card.scenario, "code_version": card.code_version})
@@ -201,11 +196,8 @@ class Tracker:
         for start in range(0, len(missing), PARAMS_PER_BATCH):
             self.client.log_batch(run.info.run_id, params=missing[start : start + PARAMS_PER_BATCH])
 
-    @cached_property
-    def _epochs(self) -> set[int]:
-        """The epochs (from 1) of this task that the server knew when we first asked."""
-        if "train/loss" not in self.task_run.data.metrics:
-            return set()
+    def _logged_epochs(self) -> set[int]:
+        """The epochs (from 1) of this task that the server knows, perhaps from another process that shares it."""
         return {item.step for item in self.client.get_metric_history(self.task_run.info.run_id, "train/loss")}
 
     def log_epoch(self, epoch: int, log: Mapping[str, float]) -> None:
@@ -217,7 +209,8 @@ class Tracker:
             return
         try:
             with translate_errors():
-                self._log_metrics(_epoch_metrics(epoch, log) if epoch + 1 not in self._epochs else [])
+                if epoch + 1 not in self._logged_epochs():
+                    self._log_metrics(_epoch_metrics(epoch, log))
         except TrackingError as error:
             self._away = True
             print(f"task {self.card.task}/{self.card.tasks}: {error}; training goes on without it", flush=True)
@@ -250,9 +243,16 @@ class Tracker:
         from mlflow.entities import DatasetInput, InputTag
 
         name = f"{self.card.scenario} task {self.card.task:02d} {context}"
-        digest = self.card.data_fingerprint[:16]
+        digest = self._view_digest(context)
         dataset = MetaDataset(LocalArtifactDatasetSource(path), name=name, digest=digest)._to_mlflow_entity()
         return DatasetInput(dataset, [InputTag("mlflow.data.context", context), InputTag("csc.rows", str(rows))])
+
+    def _view_digest(self, context: str) -> str:
+        """A digest of all that decides which rows a view has: register, which cannot read every view, finds it too."""
+        card = self.card
+        decides = [card.data_fingerprint, card.scenario, card.task, card.classes, card.new, context]
+        decides += [card.config.get(name) for name in ("labels", "held_out")]
+        return hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:16]
 
     def log_task(
         self,
@@ -264,47 +264,68 @@ class Tracker:
         """Log what is missing of a task: its metrics, tied to the logged model, and the losses of its epochs."""
         from mlflow.entities import Metric
 
-        now, task, known = int(time.time() * 1000), self.card.task, self.task_run.data.metrics
+        begun, task, known = self.task_run.info.start_time, self.card.task, self.task_run.data.metrics
         with translate_errors():
-            missing = [_epoch_metrics(epoch, log) for epoch, log in enumerate(epochs) if epoch + 1 not in self._epochs]
-            results = [Metric(key, value, now, task, model_id=model_id) for key, value in metrics.items()]
-            results += [Metric(class_metric("AP", name), value, now, task) for name, value in class_ap.items()]
+            logged = self._logged_epochs()
+            missing = [_epoch_metrics(epoch, log) for epoch, log in enumerate(epochs) if epoch + 1 not in logged]
+            results = [Metric(key, value, begun, task, model_id=model_id) for key, value in metrics.items()]
+            results += [Metric(class_metric("AP", name), value, begun, task) for name, value in class_ap.items()]
             losses = [metric for epoch in missing for metric in epoch]
             self._log_metrics(losses + [metric for metric in results if metric.key not in known])
 
     def log_scenario(self, metrics: Mapping[str, float]) -> None:
-        """Log the task's metrics with the scenario's run, at step = task, unless they are there already."""
+        """Log the task's metrics with the scenario's run, at step = task, unless they are there; and its settings."""
         from mlflow.entities import Metric
 
-        now, task = int(time.time() * 1000), self.card.task
+        begun, task = self.task_run.info.start_time, self.card.task
         with translate_errors():
             history = self.client.get_metric_history(self.scenario_run_id, next(iter(metrics)))
             if task not in {point.step for point in history}:  # all of a step are logged in one call
-                points = [Metric(key, value, now, task) for key, value in metrics.items()]
+                points = [Metric(key, value, begun, task) for key, value in metrics.items()]
                 self.client.log_batch(self.scenario_run_id, metrics=points)
+            self.client.log_dict(self.scenario_run_id, self.card.settings().tree(), "config.yaml")
 
-    def finish(self) -> None:
-        """Mark the task's run as finished."""
+    def finish(self, note: str) -> None:
+        """Mark the task's run as finished, with a note on what it is."""
         with translate_errors():
+            self.client.set_tag(self.task_run.info.run_id, NOTE, note)
             self.client.set_terminated(self.task_run.info.run_id, "FINISHED")
 
 
-def finish_scenario(run_id: str, values: Mapping[str, float], step: int, page: str) -> None:
-    """Complete a scenario's run with the summary of all tasks and the report's page; what is there is left alone."""
+def finish_scenario(run_id: str, values: Mapping[str, float], step: int, files: Mapping[str, str], note: str) -> None:
+    """Complete a scenario's run with the summary of all tasks, files and a note; what is there is left alone."""
     with translate_errors():
         client = connect()
         from mlflow.entities import Metric
 
-        known, now = client.get_run(run_id).data.metrics, int(time.time() * 1000)
-        metrics = [Metric(key, value, now, step) for key, value in values.items() if known.get(key) != value]
+        run = client.get_run(run_id)
+        known, begun = run.data.metrics, run.info.start_time
+        metrics = [Metric(key, value, begun, step) for key, value in values.items() if known.get(key) != value]
         client.log_batch(run_id, metrics=metrics)
-        client.log_text(run_id, page, "report.html")
+        for name, text in files.items():
+            client.log_text(run_id, text, name)
+        client.set_tag(run_id, NOTE, note)
         client.set_terminated(run_id, "FINISHED")
 
 
+def _source() -> dict[str, str]:
+    """Who made a run, and from which revision of the code, as far as it can be known."""
+    tags = {"mlflow.source.name": "csc", "mlflow.source.type": "LOCAL"}
+    with contextlib.suppress(OSError, KeyError):  # a container may run as a user without a name
+        tags["mlflow.user"] = getpass.getuser()
+    root = Path(__file__).parents[2]
+    if (root / ".git").exists():
+        command = ["git", "-C", str(root), "rev-parse", "HEAD"]
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+            tags["mlflow.source.git.commit"] = done.stdout.strip()
+    return tags
+
+
 def _epoch_metrics(epoch: int, log: Mapping[str, float]) -> list["Metric"]:
-    """The losses of an epoch (from 0), as metrics of the task's run."""
+    """What an epoch (from 0) came to, as metrics of the task's run; the terms of the loss are named as such."""
     from mlflow.entities import Metric
 
     now = int(time.time() * 1000)
-    return [Metric(f"train/{name}", value, now, epoch + 1) for name, value in log.items()]
+    names = {name: name if name in NO_TERMS else f"loss_{name}" for name in log}
+    return [Metric(f"train/{names[name]}", value, now, epoch + 1) for name, value in log.items()]

@@ -8,11 +8,20 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from csc.errors import TrackingError
+from csc.tracking.database import ARTIFACTS, check_database, follow_move, make_database
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
-__all__ = ["artifact_location", "connect", "nothing_tracked", "quiet", "tracking_uri", "without_secrets"]
+__all__ = [
+    "artifact_location",
+    "check_store",
+    "connect",
+    "nothing_tracked",
+    "quiet",
+    "tracking_uri",
+    "without_secrets",
+]
 
 _SQLITE = "sqlite:///"
 
@@ -51,12 +60,21 @@ def quiet() -> None:
 
 
 def connect() -> "MlflowClient":
-    """A client for the tracking server."""
+    """A client for the tracking server; a database that is not there yet is made."""
     quiet()
+    if (database := _database()) is not None:
+        make_database(database)
     import mlflow
 
     mlflow.set_tracking_uri(tracking_uri())  # some calls of the client look there, not at their own address
     return mlflow.MlflowClient(tracking_uri())
+
+
+def check_store() -> None:
+    """Before work starts: refuse a database that could not be used, and put one right whose folder was moved."""
+    if (database := _database()) is not None:
+        check_database(database)
+        follow_move(database)
 
 
 def nothing_tracked() -> bool:
@@ -68,7 +86,7 @@ def nothing_tracked() -> bool:
 def artifact_location() -> str | None:
     """Where models go: next to an SQLite database; otherwise none, for the server's own choice."""
     database = _database()
-    return None if database is None else (database.absolute().parent / "mlflow-artifacts").as_uri()
+    return None if database is None else (database.absolute().parent / ARTIFACTS).as_uri()
 
 
 def _database() -> Path | None:

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from csc.artifacts import RegisteredTask
-from csc.config import resolve
+from csc.config import Config, resolve
 from csc.config.tree import nested
 from csc.errors import TrackingError
 from csc.scenario import Scenario
+from csc.tracking.names import changed_settings, model_name
 from csc.tracking.queries import with_tags
-from csc.tracking.registry import find_record, model_name
+from csc.tracking.registry import find_record
 from csc.tracking.retry import translate_errors
 from csc.tracking.server import connect
 
@@ -47,12 +48,14 @@ class Story:
     record: RegisteredTask | None
 
     @property
+    def config(self) -> Config:
+        """The settings, checked."""
+        return resolve(Scenario.parse(self.scenario).dataset, nested(self.settings))
+
+    @property
     def changed(self) -> dict[str, Any]:
         """The settings that differ from those that the method has on the data set anyway."""
-        dataset = Scenario.parse(self.scenario).dataset
-        config = resolve(dataset, nested(self.settings))
-        default = resolve(dataset, {"method": config.method}).flat()
-        return {key: value for key, value in config.flat().items() if value != default.get(key)}
+        return changed_settings(self.scenario, self.config)
 
 
 def find_story(words: str = "") -> Story:

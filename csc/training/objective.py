@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from csc.config.schema import Config
 from csc.data.loading import Batch
 from csc.data.order import Draw
+from csc.errors import BadConfig, BadModel
 from csc.methods.base import Method, Replay, Step
 from csc.nets.correlation import statistical_cm
 from csc.nets.network import Network, Outputs
+from csc.replay.statistics import draw_features
 from csc.training.device import Precision
 from csc.training.examples import Examples
 from csc.training.inference import plain_batches
@@ -51,6 +53,11 @@ class Objective:
         self.learner = self.group.learner(cast(nn.Module, compiled))
         self._prior_logits: Tensor | None = None
         self._tables = self._make_tables()
+        self.draws_features = self.config.statistics.replay and self.prior is not None
+        if self.draws_features and self.group.world > 1:
+            raise BadConfig("statistics.replay=true: works in one process only; set train.processes=1")
+        if self.draws_features and "statistics.mean" not in self.method.state:
+            raise BadModel("statistics.replay=true: the prior model has no statistics; train it with this setting, too")
 
     def begin(self) -> None:
         """Prepare for the first step, also when training resumes."""
@@ -58,6 +65,8 @@ class Objective:
         fixed = self.examples.features and not self.config.input.augment
         if self.prior is not None and fixed and not self.needs_intermediates:
             self._prior_logits = self.logits_of_prior()
+        if self._tables is not None and self.config.memory.relabel != "none":
+            self._relabel()
         self.method.begin(self)
         if any(name == "statistical_cm" for name, _ in self.network.head.named_buffers()):
             self._count_correlations()
@@ -125,6 +134,7 @@ class Objective:
         if self._tables is not None:
             is_known, stored_logits, is_stored = self._tables
             rows = gather(batch.rows)
+            targets = [self._filled_in(*given) for given in zip(targets, logits, rows, strict=True)]
             of_update = [self._with_others(drawn, [other[i].rows for other in others]) for i, drawn in enumerate(rows)]
             replays = tuple(
                 Replay(logits[i], targets[i], is_known[of_update[i]], stored_logits[rows[i]], is_stored[of_update[i]])
@@ -132,7 +142,22 @@ class Objective:
             )
             known = is_known[of_update[0]] if self.config.memory.replay == "concat" else None
         step = Step(logits[0], targets[0], self.new, prior_logits, known, per_image, replays, share)
-        return self.method.loss(step) | self.method.penalty(self.network)
+        terms = self.method.loss(step) | self.method.penalty(self.network)
+        if self.draws_features:
+            terms["drawn"] = self.config.statistics.weight * self._loss_of_drawn(sizes[0], share)
+        return terms
+
+    def _loss_of_drawn(self, count: int, share: float) -> Tensor:
+        """The method's loss of features drawn for old classes: images without a new class, as maps of one position."""
+        maps = draw_features(self.method.state, count)[:, :, None, None].to(self.device)
+        with self.precision.autocast:
+            prior = self._asked_prior(maps)
+            learner = _as_outputs(self.learner(maps, self.needs_intermediates))
+            distances = self.method.distances(learner, prior) if self.needs_intermediates else {}
+        logits, prior_logits = learner.logits.float(), prior.logits.float()
+        per_image = {name: values.float() for name, values in distances.items()}
+        step = Step(logits, torch.zeros_like(logits), self.new, prior_logits, None, per_image, (), share)
+        return torch.stack(list(self.method.loss(step).values())).sum()
 
     def _with_others(self, rows: Tensor, others: Sequence[Sequence[int]]) -> Tensor:
         """The rows of a batch, and after them those of the other batches of its update."""
@@ -153,8 +178,11 @@ class Objective:
         """What the prior model says, if there is one: looked up where it is known, else computed."""
         if self._prior_logits is not None:
             return _as_outputs(self._prior_logits[rows])
-        if self._teacher is None:
-            return None
+        return None if self._teacher is None else self._asked_prior(images)
+
+    def _asked_prior(self, images: Tensor) -> Outputs:
+        """What the prior model says of some images, computed."""
+        assert self._teacher is not None
         intermediates = self.needs_intermediates
         with torch.no_grad(), torch.inference_mode(not intermediates):
             answer = _as_outputs(self._teacher(images, intermediates))
@@ -174,6 +202,35 @@ class Objective:
             torch.cat([nothing, torch.from_numpy(memory.logits)]).to(self.device),
             torch.cat([nothing.bool(), stored]).to(self.device),
         )
+
+    def _relabel(self) -> None:
+        """Mark the exemplars' unknown labels that models fill in as known: of old classes, with `both` of all.
+
+        What the prior model says of old classes is asked once; of new classes, the learner is asked at each step.
+        """
+        assert self._tables is not None
+        own, old = self.examples.own, len(self.classes) - self.new
+        known = self._tables[0]
+        unknown = ~known
+        unknown[:own] = False
+        said = self.examples.outputs(cast(Network, self.prior), range(own, len(self.examples.view))) > 0
+        self._filled = torch.zeros_like(known)
+        self._filled[own:, :old] = said.to(self.device) & unknown[own:, :old]
+        self._guessed = unknown
+        self._guessed[:, :old] = False
+        both = self.config.memory.relabel == "both"
+        filled = known.clone()
+        filled[own:, : None if both else old] = True
+        self._tables = (filled, *self._tables[1:])
+
+    def _filled_in(self, targets: Tensor, logits: Tensor, rows: Tensor) -> Tensor:
+        """Targets of some rows, with what models say where `memory.relabel` has them fill in exemplars' labels."""
+        if self.config.memory.relabel == "none":
+            return targets
+        targets = targets.maximum(self._filled[rows].to(targets.dtype))
+        if self.config.memory.relabel == "teacher":
+            return targets
+        return torch.where(self._guessed[rows], (logits.detach() > 0).to(targets.dtype), targets)
 
     def _count_correlations(self) -> None:
         """Fill the head's statistical matrix from the task's labels and the prior model's scores."""

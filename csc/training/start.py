@@ -13,7 +13,7 @@ from csc.data.features import FeatureCard, backbone_weights, read_features, refu
 from csc.data.views import View
 from csc.errors import BadModel
 from csc.methods import HEADS, build_head, kind_of
-from csc.model import ModelCard, fingerprint, load_network, load_tensors
+from csc.model import MOMENTS, ModelCard, fingerprint, load_network, load_tensors
 from csc.nets.backbone import StoredBackbone, initialise, normalisation
 from csc.nets.head import grow, grown_parameters
 from csc.nets.network import Network
@@ -66,7 +66,8 @@ def start_task(
     prior, prior_card = load_network(prior_folder, map_channels=channels)
     _check_prior(prior_card, settings, card, task)
     start = _grown(settings, prior, task, replace(card, **_inherited(prior_card)), prior_folder)
-    return start if kind.needs_prior else replace(start, prior=None)
+    wanted = kind.needs_prior or settings.memory.relabel != "none"
+    return start if wanted else replace(start, prior=None)
 
 
 def _initialised(settings: Config, card: ModelCard) -> Start:
@@ -98,7 +99,7 @@ def _grown(settings: Config, prior: Network, task: Task, card: ModelCard, prior_
     quirks = settings.release_quirks
     network.head = grow(prior.head, len(task.seen), reset_biases=quirks.legacy_bias_reset)
     grown = tuple(f"head.{name}" for name in grown_parameters(prior.head, network.head))
-    moments = prior_folder / "optimizer.safetensors"
+    moments = prior_folder / MOMENTS
     return Start(
         network,
         prior,

@@ -50,10 +50,11 @@ def kill_tracked(view: RunView, uri: str) -> list[str] | None:
         return []
     closed = []
     with contextlib.suppress(TrackingError, ImportError), _reached(uri) as deadline:
+        from csc.tracking.names import run_title
         from csc.tracking.queries import close_runs
 
         for scenario, config in wanted:
-            title = f"{scenario} {config.method} seed {config.seed}"
+            title = run_title(scenario, config)
             keys = [run.tags["csc.run_key"] for run, _ in _matching(view, scenario, config, deadline)]
             names = map(printable, close_runs(keys, "KILLED"))
             closed += [name if name == title else f"{title} {name}" for name in names]

@@ -139,7 +139,7 @@ class LiveView(View):
             self.result = result[1]
         elif epoch := _EPOCH.match(line):
             self.losses = epoch[1]
-        elif line.startswith("retry: "):
+        elif line.startswith("retry: ") or " · asked to stop · " in line:
             self._print(Text(f"  {line}", "yellow"))
         elif worth_showing(line):
             self.said = line
@@ -155,10 +155,9 @@ class LiveView(View):
         if not task:
             self._done(title, self.said.removeprefix("data: "), seconds)
         elif step == _LAST_STEP:
-            reused = f"{self._reused[task]} steps reused" if task in self._reused else ""
-            self._done(
-                f"task {task}", " · ".join(filter(None, (self.result, reused))), time.monotonic() - self._task_begun
-            )
+            facts = [self.result] if self.result else []
+            facts += [f"{self._reused[task]} steps reused"] if task in self._reused else []
+            self._done(f"task {task}", " · ".join(facts), time.monotonic() - self._task_begun)
             self.result = ""
 
     def reuse(self, title: str) -> None:
@@ -184,7 +183,7 @@ class LiveView(View):
         cells: list[RenderableType] = [self.spinner, Text(self.title, "bold")]
         if report is not None:
             bar = ProgressBar(total=max(report.total, 1), completed=report.done, width=24)
-            cells += [report.title, bar, f"{report.speed:,.0f} {report.unit}/s", Text(self.losses, "dim")]
+            cells += [Text(report.title), bar, f"{report.speed:,.0f} {report.unit}/s", Text(self.losses, "dim")]
         else:
             cells += [Text(duration(elapsed), "dim")]
         row.add_row(*cells)

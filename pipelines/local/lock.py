@@ -77,9 +77,10 @@ def _clear(workdir: Path, name: str, run: Mapping[str, str]) -> None:
     """Remove the temporary files of a killed run: its folder, and hidden files next to its outputs."""
     if folder := run.get("temporary"):
         shutil.rmtree(folder, ignore_errors=True)
-    for outputs in (workdir / "pipeline" / name, workdir / "checkpoints" / name):
-        for path in list(outputs.rglob(".*")):
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    folders = [workdir / "pipeline" / name, workdir / "checkpoints" / name, *(workdir / "cache").glob(f"*/{name}")]
+    hidden = [path for outputs in folders for path in outputs.rglob(".*")]
+    for path in (*hidden, *(workdir / "runs").glob(f".{name}.yaml.*")):
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def _close(run: Mapping[str, str], state: str) -> bool:

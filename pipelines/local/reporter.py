@@ -7,6 +7,7 @@ from typing import Any, TextIO
 
 from csc.data.progress import Report
 from csc.pipelines.local.view import View
+from csc.report.text import printable
 
 __all__ = ["RunReporter", "step_titles"]
 
@@ -64,7 +65,7 @@ class RunReporter:
         self.tail = [*self.tail[-30:], line]
         if error := _OUR_ERROR.match(line.strip()):
             self.error = error["message"]
-        self.view.line(line.strip())
+        self.view.line(printable(line.expandtabs().strip()))
 
     def end(self, code: int) -> None:
         """The step has ended."""

@@ -40,7 +40,7 @@ def chain(request, tmp_path_factory):
         made["origin"] = ingest.python_func(scenario="digits-b0c5", data=str(data), dataset=made["dataset"])
         if request.param is ON_MAPS:
             made["features"] = embed.python_func(origin=made["origin"], scenario="digits-b0c5", config=config)
-        shared = {"features": made["features"]}
+        maps = {"features": made["features"]}
         prior = None
         for task in (1, 2):
 
@@ -57,12 +57,13 @@ def chain(request, tmp_path_factory):
             )
             model = artifact(dsl.Model, "model")
             train.python_func(
-                config=config, checkpoints="", split=split, train_view=views[0], model=model, prior=prior, **shared
+                config=config, checkpoints="", split=split, train_view=views[0], model=model, prior=prior, **maps
             )
-            scores, metrics = artifact(dsl.Dataset, "scores"), artifact(dsl.Metrics, "metrics")
-            evaluate.python_func(model=model, test_view=views[1], scores=scores, metrics=metrics, prior=prior, **shared)
+            results = {"metrics": artifact(dsl.Metrics, "metrics"), "evidence": artifact(dsl.Artifact, "evidence")}
+            scores = artifact(dsl.Dataset, "scores")
+            evaluate.python_func(model=model, test_view=views[1], scores=scores, prior=prior, **results, **maps)
             registered = artifact(dsl.Model, "registered")
-            register.python_func(model=model, metrics=metrics, test_view=views[1], registered=registered, prior=prior)
+            register.python_func(model=model, test_view=views[1], registered=registered, prior=prior, **results)
             prior = registered
         made["page"] = dsl.HTML(name="page", uri=str(folder / "report.html"))
         made["markdown"] = dsl.Markdown(name="table", uri=str(folder / "table.md"))
@@ -145,6 +146,7 @@ def test_registering_again_adds_no_version_and_no_run(chain, monkeypatch):
         model=chain["model-2"],
         metrics=chain["metrics-2"],
         test_view=chain["test_view-2"],
+        evidence=chain["evidence-2"],
         registered=chain["registered-2"],
         prior=chain["registered-1"],
     )
@@ -154,7 +156,10 @@ def test_registering_again_adds_no_version_and_no_run(chain, monkeypatch):
 
 def test_report_has_the_table_and_the_page(chain):
     assert "digits-b0c5" in chain["table"]
-    assert "<svg" in Path(chain["page"].path).read_text()
+    page = Path(chain["page"].path).read_text()
+    assert "<svg" in page
+    assert "What the model sees" in page
+    assert "after task 1" in page
     assert "| 2 | 5, 6, 7, 8, 9 | 10 |" in Path(chain["markdown"].path).read_text()
 
 

@@ -2,10 +2,10 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
-import time
 import urllib.request
 
 import pytest
@@ -125,26 +125,38 @@ def test_ui_serves_the_runs_of_the_work_folder(undisturbed):
         port = probe.getsockname()[1]
     words = command("ui", "--workdir", workdir, "--port", port)
     with subprocess.Popen(
-        words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment(), start_new_session=True
+        words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment(), start_new_session=True
     ) as server:
         try:
-            api = f"http://127.0.0.1:{port}/api/2.0/mlflow"
-            found = json.loads(answer(f"{api}/experiments/get-by-name?experiment_name=csc-digits"))
+            line = next(line for line in server.stdout if line.startswith("MLflow on "))
+            address = line.split()[2]
+            assert address == f"http://127.0.0.1:{port}"
+            question = f"{address}/api/2.0/mlflow/experiments/get-by-name?experiment_name=csc-digits"
+            with urllib.request.urlopen(question, timeout=30) as reply:  # it answers as soon as it says so
+                found = json.load(reply)
         finally:
             os.killpg(server.pid, signal.SIGTERM)
     assert found["experiment"]["name"] == "csc-digits"
 
 
-def answer(address, seconds=90):
-    """What a server says once it is up."""
-    until = time.monotonic() + seconds
-    while True:
-        try:
-            with urllib.request.urlopen(address, timeout=5) as reply:
-                return reply.read()
-        except OSError:
-            assert time.monotonic() < until, f"no answer from {address}"
-            time.sleep(0.5)
+def test_show_tells_the_story_of_a_run_however_it_is_named(undisturbed, scenes):
+    workdir, _ = undisturbed
+    told = [csc("show", *words, "--workdir", workdir) for words in ([], ["digits-b0c4"], [f"models:/{NAME}/2"])]
+    assert {done.stdout for done in told} == {told[0].stdout}
+    lines = told[0].stdout.splitlines()
+    assert re.match(r"digits-b0c4 csc seed 0.* · finished · started 20", lines[0])
+    assert lines[1] == "settings  backbone.name=test_byobnet · train.epochs=2 · cigcn.width=16"
+    assert lines[2] == f"model     models:/{NAME}/3"
+    tasks = last_results(workdir)
+    last, first = tasks[-1]["AP"]["0"], tasks[0]["AP"]["0"]
+    assert any(re.fullmatch(rf" 0  [▁-█]{{3}} +{first:.1f} → +{last:.1f}  \(.*\)", line) for line in lines)
+    assert re.fullmatch(rf" 9    [▁-█] +{tasks[-1]['AP']['9']:.1f}", lines[-1])
+    unknown = csc("show", "voc-b0c4", "--workdir", workdir)
+    assert (unknown.returncode, "no run 'voc-b0c4'" in unknown.stderr) == (2, True)
+    plan = csc("run", "digits-b0c4", "--data", scenes, "--workdir", workdir, "--dry-run")
+    assert [f"task {number}    finished, mAP {task['mAP']:.1f}" for number, task in enumerate(tasks, 1)] == (
+        plan.stdout.splitlines()[-3:]
+    )
 
 
 def test_second_call_reuses_every_step_and_adds_nothing(undisturbed, scenes, client):

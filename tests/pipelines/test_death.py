@@ -117,7 +117,8 @@ def killed(workdir: Path, name: str) -> list[Path]:
     """Leave what a killed run leaves; return its files."""
     folder = workdir / "tmp" / f"csc-run-{name}"
     left = [folder / "csc-step-1" / "x.py"]
-    left += [workdir / kind / name / "task" / ".model.x1" / "f" for kind in ("pipeline", "checkpoints")]
+    left += [workdir / kind / name / "task" / ".model.x1" / "f" for kind in ("pipeline", "checkpoints", "cache/1a2b")]
+    left += [workdir / "runs" / f".{name}.yaml.x1"]
     for file in (*left, workdir / "pipeline" / name / "task" / "model"):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()

@@ -1,11 +1,15 @@
 """A study: its pipeline for a cluster, its cells as processes of this machine, and the command."""
 
+import contextlib
 import json
 import os
+import pty
 import re
 import signal
+import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -26,6 +30,7 @@ from csc.pipelines.study import compile_study, loops, parts
 from csc.steps.collect import order_for
 from csc.study import cells as cells_module
 from csc.study.cells import DataSource, Result, cells
+from csc.study.live import AtWork, picture
 from csc.study.local import command_of, distinct, run_cells
 from csc.study.reading import SHIPPED, read_study
 from csc.study.spec import Row, Study
@@ -35,6 +40,7 @@ SOURCES = {
     "voc": DataSource("/data/voc", 20),
     "digits": DataSource("/data/digits", 10),
 }
+ROOT = Path(__file__).parents[2]
 SIZE_BUDGET = 512 << 10
 SPLITS = {"train": {"images": 9, "labels": 9}, "test": {"images": 9, "labels": 9}}
 MAPS = {"backbone": {"frozen": True}, "features": {"views": 1}}
@@ -248,6 +254,51 @@ def test_every_cell_that_ends_gets_a_line_and_a_failed_one_loses_no_other(capsys
     assert failed == {asked[1].key: "/x: broken"}
 
 
+def test_a_terminal_shows_the_cells_at_work_and_the_table_as_it_fills():
+    from rich.console import Console
+
+    asked = cells_of(*ROWS[:2], seeds=(0, 1))
+    running = [AtWork(asked[3].name, 83.0, "task 2/5 · epoch 3/9 · 126 s left")]
+    console = Console(width=100)
+    with console.capture() as captured:
+        console.print(picture(running, [finished(cell) for cell in asked[:3]]))
+    lines = [" ".join(line.split()) for line in captured.get().splitlines()]
+    assert lines == [
+        "last mAP so far voc-b0c4",
+        "CSC 74.5 (n=2)",
+        "LwF 74.5 (n=1)",
+        "voc-b0c4 · LwF · seed 1 1:23 task 2/5 · epoch 3/9 · 126 s left",
+    ]
+
+
+def test_cells_are_seen_at_work_on_a_terminal_and_their_ends_stay():
+    program = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from tests.pipelines.test_study import ROWS, cells_of, finished, python, run_cells
+run_cells(cells_of(ROWS[0]), python("import time; print('epoch 1/2', flush=True); time.sleep(1.5)"), finished)
+"""
+    seen = on_a_terminal([sys.executable, "-c", program])
+    assert "epoch 1/2" in seen
+    assert seen.index("epoch 1/2") < seen.index("[1/1] voc-b0c4 · CSC · seed 0: last mAP 74.5, average 81.2")
+
+
+def on_a_terminal(command):
+    """What a command writes to a terminal."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        command, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    )
+    os.close(theirs)
+    seen = b""
+    with contextlib.suppress(OSError):  # the end, on Linux
+        while chunk := os.read(ours, 4096):
+            seen += chunk
+    os.close(ours)
+    assert process.wait() == 0, seen.decode()
+    return seen.decode()
+
+
 @pytest.mark.parametrize(
     ("program", "reason"),
     [
@@ -377,6 +428,17 @@ def test_a_dry_run_lists_every_cell_and_writes_nothing(voc, tmp_path, capsys, mo
     assert sorted(path.name for path in tmp_path.iterdir()) == ["voc"]
 
 
+def test_markdown_tells_of_several_studies_and_runs_nothing(voc, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/none.db")
+    words = ["study", "table2", "figure3", "--data", str(voc), "--seeds", "0", "--workdir", str(tmp_path / "work")]
+    assert main([*words, "--markdown"]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("# Claims\n")
+    assert told.count("\n# ") == 2
+    assert "| CSC | 0 | not run |" in told
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["voc"]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -390,6 +452,8 @@ def test_a_dry_run_lists_every_cell_and_writes_nothing(voc, tmp_path, capsys, mo
         (["table2", "--set", "method=csc"], "--set method: a study has several; choose among them with --methods"),
         (["table2", "--scenarios", "voc"], "scenario 'voc': expected"),
         (["table2", "--parallel", "0"], "--parallel 0: expected 1 or more"),
+        (["table2", "figure3"], "runs one study at a time; several can be told of with --markdown"),
+        (["table2", "--data", "VOC", "--markdown", "x.md"], "x.md: expected a document with the lines"),
         (
             ["table2", "--set", "train.epoch=1", "--compile", "x.yaml", "--data", "s3://b/voc"],
             "train.epoch: no row of study 'table2' reads such a setting",

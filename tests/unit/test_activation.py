@@ -2,13 +2,15 @@
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from csc.config import resolve
 from csc.methods.csc import CiGcn
 from csc.methods.krt import Krt
 from csc.methods.l2p import L2p
+from csc.methods.ridge import Ridge
 from csc.nets.activation import class_activation_maps, maps_of
+from csc.nets.analytic import AnalyticHead
 from csc.nets.attention import IncrementalCrossAttention
 from csc.nets.backbone import StoredBackbone, build_backbone
 from csc.nets.ci_gcn import CIGCN
@@ -24,7 +26,7 @@ HEADS = {
     "linear": lambda: LinearHead(FEATURES, CLASSES),
     "label graph": lambda: LabelGraph(FEATURES, CLASSES, 8),
     "krt": lambda: IncrementalCrossAttention(FEATURES, GROUPS, Krt(width=8, heads=2)),
-    "unknown": lambda: nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(FEATURES, CLASSES)),
+    "ridge": lambda: AnalyticHead(FEATURES, CLASSES, Ridge(hidden=8)),
 }
 
 
@@ -61,13 +63,13 @@ def test_of_ci_gcn_they_are_its_masks():
 def test_of_a_linear_head_their_mean_is_the_logit():
     head = LinearHead(FEATURES, CLASSES)
     F = feature_maps()
-    torch.testing.assert_close(maps_of(head, F).mean(dim=(2, 3)) + head.linear.bias, head(F))
+    assert torch.allclose(maps_of(head, F).mean(dim=(2, 3)), head(F), atol=1e-6)
 
 
 def test_of_krt_they_are_the_attention_of_each_task_on_the_places():
     head = HEADS["krt"]().eval().double()
     F = feature_maps().double()
-    places = (head.projection(F) + head.positions(HEIGHT, ACROSS)).flatten(2).transpose(1, 2)
+    places = head.image_tokens(F)
     block = head.block
     maps = maps_of(head, F)
     for task, classes in enumerate((slice(0, 3), slice(3, 5))):
@@ -78,7 +80,7 @@ def test_of_krt_they_are_the_attention_of_each_task_on_the_places():
         weights = (torch.einsum("hd,bphd->bhp", q, k) / q.shape[1] ** 0.5).softmax(dim=2)
         expected = weights[:, :, 2:].mean(dim=1).unflatten(1, (HEIGHT, ACROSS))
         for column in range(classes.start, classes.stop):
-            torch.testing.assert_close(maps[:, column], expected)
+            assert torch.allclose(maps[:, column], expected)
 
 
 def test_of_prompts_they_are_attention_rolled_out_to_the_patches():

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+import csc.data.shards
 from csc.data import cache as module
 from csc.data.cache import NodeCache
 from csc.data.features import FeatureShards, write_maps
@@ -380,6 +381,17 @@ def test_a_file_that_makes_room_before_it_is_mapped_is_fetched_again(
     monkeypatch.setattr(NodeCache, "fetched", dropped_once)
     assert bytes(shards.jpeg(1, 0)) == b"1 0"
     assert shop.downloads() == ["00001.arrow"] * 2
+
+
+def test_a_copy_that_was_damaged_on_this_node_is_fetched_again(shards: ImageShards, shop: Shop, tmp_path: Path):
+    shards.jpeg(0, 0)
+    (copy,) = (path for path in (tmp_path / "cache").iterdir() if path.is_file())
+    content = bytearray(copy.read_bytes())
+    content[len(content) // 2] ^= 1
+    copy.write_bytes(content)
+    csc.data.shards._sha256.cache_clear()  # as in another process
+    assert bytes(pickle.loads(pickle.dumps(shards)).jpeg(0, 1)) == b"0 1"
+    assert shop.downloads() == ["00000.arrow"] * 2
 
 
 def test_a_worker_maps_the_files_itself(shards: ImageShards, shop: Shop):

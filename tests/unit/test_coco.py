@@ -10,7 +10,7 @@ from PIL import Image
 
 from csc.data.dataset import Dataset
 from csc.data.ingest.coco import COCO_CLASSES, ingest_coco, ingest_coco2014
-from csc.data.ingest.published import differences
+from csc.data.published import differences
 from csc.data.shards import ImageShards
 from csc.errors import BadData
 from tests.builders import COCO_CATEGORIES, add_annotation, contents, edit_json, make_coco, picture, zipped

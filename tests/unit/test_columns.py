@@ -39,7 +39,10 @@ from csc.data.views import View, read_view, write_view
 from csc.artifacts import Scores
 offsets, labels = np.array([0, 1, 3], np.int32), np.array([0, 0, 1], np.int16)
 lists = pa.ListArray.from_arrays(from_numpy(offsets), from_numpy(labels))
-table = pa.Table.from_arrays([strings(["a", "b"]), lists], names=["image_id", "labels"])
+places = from_numpy(np.array([0, 1], np.int32))
+table = pa.Table.from_arrays(
+    [strings(["a", "b"]), places, places, lists], names=["image_id", "shard", "row", "labels"]
+)
 write_view(View(table, ("cat", "dog"), "images", ""), Path({str(tmp_path / "view.parquet")!r}))
 view = read_view({str(tmp_path / "view.parquet")!r})
 assert view.targets().tolist() == [[True, False], [True, True]]

@@ -14,6 +14,7 @@ import pytest
 from csc.data.dataset import Dataset
 from csc.data.ingest.images import checked_jpeg
 from csc.data.shards import ImageShards
+from csc.storage import sha256_file
 from tests.builders import edit_json, picture
 from tests.unit.test_writer import VALID, jpeg_of, refusal, write
 
@@ -92,11 +93,16 @@ def labels_of_numbers(path: Path) -> None:
     pq.write_table(pa.table({"image_id": [1], "split": ["train"], "labels": [3]}), path)
 
 
-@pytest.mark.parametrize("spoil", [labels_missing, labels_cut, labels_of_text, labels_of_numbers])
+def labels_other(path: Path) -> None:
+    table = pq.read_table(path)
+    pq.write_table(table.slice(1), path)
+
+
+@pytest.mark.parametrize("spoil", [labels_missing, labels_cut, labels_of_text, labels_of_numbers, labels_other])
 def test_a_spoilt_label_table_is_refused_by_name(spoil: Callable[[Path], None], tmp_path: Path):
     dataset = write(tmp_path / "set")
     spoil(dataset.path / "labels.parquet")
-    assert refusal(dataset.labels).startswith(f"{dataset.path / 'labels.parquet'}: not readable (")
+    assert refusal(dataset.labels).startswith(f"{dataset.path / 'labels.parquet'}: n")  # not readable, or no such file
 
 
 def shard_missing(path: Path) -> None:
@@ -112,12 +118,27 @@ def shard_of_something_else(path: Path) -> None:
         writer.write(pa.record_batch({"x": pa.array([1], pa.int32())}))
 
 
-@pytest.mark.parametrize("spoil", [shard_missing, shard_cut, shard_of_something_else])
+def shard_flipped(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("spoil", [shard_missing, shard_cut, shard_of_something_else, shard_flipped])
 def test_a_spoilt_image_shard_is_refused_by_name(spoil: Callable[[Path], None], tmp_path: Path):
     dataset = write(tmp_path / "set")
     spoil(Path(dataset.images) / "00000.arrow")
     message = refusal(lambda: ImageShards(dataset.images).jpeg(0, 0))
     assert message.startswith(f"{dataset.images}/00000.arrow: ")
+    assert "run the same csc ingest again" in message
+
+
+def test_a_shard_is_verified_once_per_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    dataset, read = write(tmp_path / "set"), list[Path]()
+    monkeypatch.setattr("csc.data.shards.sha256_file", lambda path: read.append(path) or sha256_file(path))
+    for _ in range(3):
+        assert bytes(ImageShards(dataset.images).jpeg(0, 1)) == jpeg_of(VALID[1])
+    assert len(read) == 1
 
 
 def test_opened_shards_go_to_a_worker_as_a_path_only(tmp_path: Path):

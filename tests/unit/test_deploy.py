@@ -291,7 +291,7 @@ def test_the_servers_of_models_use_what_there_is():
     from csc import __version__
     from csc.cli import serve
     from csc.serving.service import application
-    from csc.tracking.registry import model_name
+    from csc.tracking.names import model_name
 
     parser = ArgumentParser()
     serve.SERVE.arguments(parser)

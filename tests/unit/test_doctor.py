@@ -64,7 +64,7 @@ def test_an_image_without_torch_has_not_failed_but_is_told_what_it_is_not_for(mo
     without(monkeypatch, "torch", "timm", "mlflow")
     assert main(["doctor"]) == 0
     said = capsys.readouterr().out
-    assert "run       missing  csc run needs torch, timm: pip install 'csc-mlcil[train]'" in said
+    assert "run       missing  csc run needs what is not installed: torch, timm; run: pip install 'csc-mlcil[tr" in said
     assert "submit    ok" in said
     assert said.endswith("nothing failed, but not possible here: csc run, training on a GPU\n")
     assert "torch     missing  not in this image; embed, train and evaluate need it" in said

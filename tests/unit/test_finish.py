@@ -29,7 +29,7 @@ def tracker(data, tmp_path, monkeypatch):
     trackers = [Tracker(_card(task, data.fingerprint)) for task in (1, 2)]
     for one in trackers:
         assert one.task_run.info.status == "RUNNING"
-    trackers[0].finish()
+    trackers[0].finish("done")
     return trackers[1]
 
 
@@ -70,8 +70,8 @@ def test_what_is_open_is_closed_and_what_is_finished_is_left_alone(tracker, data
 
 
 def test_a_completed_run_stays_finished(tracker, data, capsys):
-    tracker.finish()
-    finish_scenario(tracker.scenario_run_id, {"last_mAP": 50.0}, 2, "page")
+    tracker.finish("done")
+    finish_scenario(tracker.scenario_run_id, {"last_mAP": 50.0}, 2, {"report.html": "page"}, "done")
     finish(SCENARIO, str(data.path), differences("digits", CONFIG), "COMPLETE")
     assert statuses(tracker) == ["FINISHED"] * 3
     assert "nothing is left open" in capsys.readouterr().out
@@ -95,3 +95,20 @@ def test_a_run_that_never_began_has_nothing_to_close(tmp_path, monkeypatch, caps
     assert "nothing to close" in capsys.readouterr().out
     assert close_runs(["0" * 16], "FAILED") == []
     assert not list(tmp_path.glob("*.db"))
+
+
+def test_a_complete_run_that_is_asked_for_again_gets_its_aliases_back(tracker, data, capsys):
+    tracker.finish("done")
+    finish_scenario(tracker.scenario_run_id, {"last_mAP": 50.0}, 2, {"report.html": "page"}, "done")
+    name, client = f"{SCENARIO}-csc", tracker.client
+    client.create_registered_model(name)
+    for key in (tracker.key, "another run"):
+        tags = {"csc.run_key": key, "csc.task": "2", "csc.tasks": "2"}
+        task_run = tracker.task_run.info
+        version = client.create_model_version(name, f"{task_run.artifact_uri}/model", task_run.run_id, tags)
+        client.set_registered_model_alias(name, "final", version.version)
+    finish(SCENARIO, str(data.path), differences("digits", CONFIG), "FAILED")
+    assert str(client.get_model_version_by_alias(name, "final").version) == "2"
+    finish(SCENARIO, str(data.path), differences("digits", CONFIG), "SUCCEEDED")
+    assert str(client.get_model_version_by_alias(name, "final").version) == "1"
+    assert "alias final is version 1 again (was 2)" in capsys.readouterr().out

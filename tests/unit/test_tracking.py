@@ -14,11 +14,14 @@ from hypothesis import strategies as st
 
 from csc.artifacts import RegisteredTask
 from csc.errors import TrackingError
+from csc.report.table import facts
 from csc.steps.ingest import ingest
+from csc.steps.report import report
 from csc.tracking import retry, runs
+from csc.tracking.names import class_metric
 from csc.tracking.queries import close_runs, reach
 from csc.tracking.registry import fetch_model, find_record
-from csc.tracking.runs import Tracker, class_metric, finish_scenario
+from csc.tracking.runs import Tracker, finish_scenario
 from csc.tracking.server import tracking_uri
 from tests.tracked import Plugin, Tracked, fresh_database
 from tests.trained import EPOCHS, SCENARIO, Trained, epoch_log, trained
@@ -65,6 +68,14 @@ def test_two_tasks_leave_a_parent_with_the_curve_and_children_with_lineage(clien
     assert kept == RegisteredTask.read(second.registered)
 
 
+def test_a_run_says_in_what_its_data_are_not_the_benchmark(client: Any, tmp_path: Path):
+    task = trained(tmp_path, 1, note="not VOC 2007 as published: train: 6 images")
+    task.train()
+    task.register()
+    run = RegisteredTask.read(task.registered).run
+    assert "(not VOC 2007 as published: train: 6 images)" in facts(run)["data"]
+
+
 def test_a_second_try_of_every_step_adds_nothing(client: Any, tmp_path: Path):
     task = trained(tmp_path, 1)
     task.register()
@@ -87,7 +98,7 @@ def test_register_tells_the_epochs_that_training_could_not(client: Any, tmp_path
 
 CALLS = (
     "log_model_artifacts finalize_logged_model log_outputs log_inputs create_model_version set_registered_model_alias "
-    "log_dict set_terminated"
+    "log_dict update_model_version set_terminated"
 )
 
 
@@ -272,7 +283,7 @@ def test_a_server_that_does_not_answer_is_told_in_one_line_without_secrets(away:
         reach,
         lambda: Tracker(task.card).log_inputs({}, None),
         lambda: fetch_model("models:/some@final", tmp_path / "model"),
-        lambda: finish_scenario("0" * 32, {"mAP": 1.0}, 1, "page"),
+        lambda: finish_scenario("0" * 32, {"mAP": 1.0}, 1, {"report.html": "page"}, "note"),
         lambda: find_record(NAME, 1, "key"),
     ):
         message = refusal(action)
@@ -443,3 +454,60 @@ def test_a_run_of_another_server_is_told_and_left_alone(
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "MLFLOW_RUN_ID" in line]
     assert line.startswith("task 1/3: MLflow at sqlite:///")
     assert Tracked(client, task.card).count()["runs"] == [1, 1]
+
+
+def test_pages_say_what_they_show(client: Any, tmp_path: Path):
+    first, second = trained(tmp_path, 1), trained(tmp_path, 2)
+    first.register()
+    second.register(first)
+    report(str(second.registered), str(tmp_path / "page.html"), str(tmp_path / "table.md"))
+    tracked = Tracked(client, first.card)
+    (parent,), (_, child) = tracked.runs("scenario"), tracked.runs("task")
+    experiment = client.get_experiment(parent.info.experiment_id)
+    assert "**digits**" in experiment.tags["mlflow.note.content"]
+    note = parent.data.tags["mlflow.note.content"]
+    for part in ("**digits-b0c4** by **csc**, seed 0", "`train.epochs=2`", f"csc predict models:/{NAME}/2", "| mAP"):
+        assert part in note
+    version = client.get_model_version(NAME, "2")
+    for text in (child.data.tags["mlflow.note.content"], version.description):
+        assert f"It started from [models:/{NAME}/1](#/models/{NAME}/versions/1)." in text
+        assert "**mAP 20.0 · CF1 21.0" in text
+    files = {item.path for item in client.list_artifacts(parent.info.run_id)}
+    assert files == {"config.yaml", "report.html", "results.json"}
+    assert parent.data.metrics["last_mAP"] == 20.0
+    assert parent.data.tags["csc.settings"] == "train.epochs=2"
+    assert parent.data.tags["mlflow.user"]
+
+
+def test_terms_of_the_loss_are_named_as_such_and_every_view_has_its_digest(client: Any, tmp_path: Path):
+    first, second = trained(tmp_path, 1), trained(tmp_path, 2)
+    for task, prior in ((first, None), (second, first)):
+        task.train()
+        task.register(prior)
+    children = Tracked(client, first.card).runs("task")
+    assert {key for key in children[0].data.metrics if key.startswith("train/")} == {
+        *("train/loss", "train/loss_ce", "train/loss_H", "train/images_per_second")
+    }
+    inputs = [item.dataset for child in children for item in child.inputs.dataset_inputs]
+    assert len(inputs) == len({item.digest for item in inputs}) == 4  # train and register agree on it
+
+
+def test_two_processes_that_share_a_server_log_every_point_once(client: Any, tmp_path: Path):
+    """The same run twice at once, as on two machines: each has looked before the other has logged."""
+    task = trained(tmp_path, 1)
+    one, two = Tracker(task.card), Tracker(task.card)
+    for epoch in range(EPOCHS):
+        for tracker in (one, two):
+            tracker.log_epoch(epoch, epoch_log(epoch))
+    task.register()
+    model = RegisteredTask.read(task.registered).model
+    for tracker in (one, two):
+        tracker.log_task(model.model_id, {"mAP": 10.0}, {"0": 50.0}, [epoch_log(epoch) for epoch in range(EPOCHS)])
+        tracker.log_scenario({"mAP": 10.0})
+    for _ in range(2):
+        report(str(task.registered), str(tmp_path / "page.html"), str(tmp_path / "table.md"))
+    tracked = Tracked(client, task.card)
+    for run in [*tracked.runs("scenario"), *tracked.runs("task")]:
+        for key in run.data.metrics:
+            steps = tracked.steps(run, key)
+            assert len(steps) == len(set(steps)), key

@@ -3,10 +3,12 @@ import functools
 import inspect
 import json
 import random
+import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -20,6 +22,7 @@ from csc.data.dataset import Dataset
 from csc.data.ingest.digits import ingest_digits
 from csc.data.ingest.images import Encoded, Listed
 from csc.data.ingest.writer import WriteOptions, write_dataset
+from csc.data.published import benchmark_note
 from csc.data.shards import ImageShards
 from csc.data.views import View, read_view, train_view, write_view
 from csc.errors import BadData
@@ -29,6 +32,10 @@ from csc.steps.ingest import ingest
 from csc.steps.split_labels import split_labels
 from csc.steps.train import train
 from tests.builders import picture
+
+VIEW = pa.schema(
+    [("image_id", pa.string()), ("shard", pa.int32()), ("row", pa.int32()), ("labels", pa.list_(pa.int16()))]
+)
 
 JPEG = picture(0, 8, 8)
 # What is drawn is small already; making it smaller would take minutes.
@@ -130,7 +137,10 @@ def assert_nothing_else_in_the_file(path: Path, dataset: Dataset, task: Task) ->
         ("labels", "list<element: int16>"),
     ]
     assert set(file.metadata.metadata) == {b"csc", b"ARROW:schema"}
-    assert json.loads(file.metadata.metadata[b"csc"]) == {
+    told = json.loads(file.metadata.metadata[b"csc"])
+    assert re.fullmatch("[0-9a-f]{64}", told.pop("digest"))
+    assert told.pop("note") in ("", benchmark_note(dataset))
+    assert told == {
         "classes": list(task.seen),
         "images": dataset.images,
         "fingerprint": dataset.fingerprint,
@@ -371,6 +381,7 @@ def test_a_task_without_a_training_image_is_named(tmp_path: Path):
     table = dataset.labels()
     labels = pa.array([["kind00"], ["kind00"]], table.schema.field("labels").type)
     pq.write_table(table.set_column(4, table.schema.field("labels"), labels), dataset.path / "labels.parquet")
+    dataset = msgspec.structs.replace(dataset, labels_sha256="")
     first, second = Scenario("some", 2, 2).tasks(named(4))
     assert len(train_view(dataset, first)) == 1
     with pytest.raises(BadData, match=r"no training image for task 2; .* kind02, kind03$"):
@@ -393,11 +404,40 @@ def view_file(folder: Path) -> bytes:
 
 @pytest.mark.parametrize("images", ["/data/im ages", "s3://bucket/some set/images"])
 def test_a_view_survives_being_written_and_read(images: str, tmp_path: Path):
-    table = pa.table({"image_id": ["a"], "shard": [0], "row": [0], "labels": [[0]]})
+    table = pa.table({"image_id": ["a"], "shard": [0], "row": [0], "labels": [[0]]}, schema=VIEW)
     view = there_and_back(View(table, ("x", "ü\n"), images, "f"), tmp_path)
     assert view.table.equals(table)
     assert (view.classes, view.images, view.fingerprint) == (("x", "ü\n"), images, "f")
     assert [path.name for path in tmp_path.iterdir()] == ["view.parquet"]
+
+
+ROWS: dict[str, tuple[dict[str, object], str]] = {
+    "null shard": ({"shard": [None]}, "a value is missing"),
+    "negative row": ({"row": [-1]}, "a negative row"),
+    "unknown label": ({"labels": [[2]]}, "a label is not one of the 2 classes"),
+    "null label": ({"labels": [[None]]}, "a value is missing"),
+}
+
+
+@pytest.mark.parametrize(("change", "words"), ROWS.values(), ids=ROWS)
+def test_rows_that_no_view_can_have_are_refused(change: dict[str, object], words: str, tmp_path: Path):
+    rows = {"image_id": ["a"], "shard": [0], "row": [0], "labels": [[0]]} | change
+    with pytest.raises(BadData, match=words):
+        there_and_back(View(pa.table(rows, schema=VIEW), ("x", "y"), "/data/images", "f"), tmp_path)
+
+
+def test_any_flipped_bit_of_a_view_is_noticed_or_makes_no_difference(tmp_path: Path):
+    table = pa.table({"image_id": ["a", "b"], "shard": [0, 0], "row": [0, 1], "labels": [[0], [0, 1]]}, schema=VIEW)
+    view, path = View(table, ("x", "y"), "/data/images", "f"), tmp_path / "view.parquet"
+    write_view(view, path)
+    whole, noticed = path.read_bytes(), 0
+    for place in range(0, len(whole), 7):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+        try:
+            assert read_view(path).table.equals(table)
+        except BadData:
+            noticed += 1
+    assert noticed > 20
 
 
 @pytest.mark.parametrize("part", ["nothing", "start", "half", "all but a byte", "text"])

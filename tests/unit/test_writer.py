@@ -33,7 +33,7 @@ from csc.data.ingest.voc import ingest_voc2007
 from csc.data.ingest.writer import WriteOptions, write_dataset
 from csc.data.shards import ImageShards
 from csc.errors import BadData, CscError
-from csc.storage import delete, list_below, read_bytes, upload, write_bytes
+from csc.storage import delete, list_below, read_bytes, sha256_file, upload, write_bytes
 from tests.builders import contents, edit_json, make_coco, make_voc, picture, zipped
 
 pytest_plugins = ["tests.s3"]
@@ -157,6 +157,7 @@ def test_the_info_file_is_plain_json(tmp_path: Path):
         "fingerprint": dataset.fingerprint,
         "source": SOURCE,
         "difficult_is_member": False,
+        "labels_sha256": sha256_file(tmp_path / "set" / "labels.parquet"),
     }
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from csc.data.ingest.images import Listed, split_by_name
-from csc.data.ingest.source import Source
+from csc.data.ingest.source import LONGEST_TABLE, Source
 from csc.errors import BadData
 
 __all__ = ["AnnotationFile", "Annotations", "read_annotations"]
@@ -78,7 +78,7 @@ class _File(msgspec.Struct):
 
 def read_annotations(files: Source, found: AnnotationFile) -> Annotations:
     """Read and check one annotation file; every image it lists must have a file."""
-    where, content = files.where(found.file), files.read(found.file)
+    where, content = files.where(found.file), files.read(found.file, LONGEST_TABLE)
     sha256 = hashlib.sha256(content).hexdigest()
     tables = _decode(content, where)
     del content  # frees the memory; what is needed of it has been copied

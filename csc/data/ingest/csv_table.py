@@ -16,7 +16,7 @@ from pathlib import PurePosixPath
 
 from csc.data.dataset import SPLITS, Dataset
 from csc.data.ingest.images import SPLIT_BY_NAME, Listed, split_by_name
-from csc.data.ingest.source import Source
+from csc.data.ingest.source import LONGEST_TABLE, Source
 from csc.data.ingest.writer import DEFAULTS, Annotated, WriteOptions, write_source
 from csc.errors import BadData
 
@@ -31,7 +31,7 @@ def ingest_csv(
     """Write the images that the only CSV file of a source lists as a data set; an image's id is its name there."""
     with Source(source) as files:
         file = _only_table(files)
-        content = files.read(file)
+        content = files.read(file, LONGEST_TABLE)
         listing = _listing(files, file, content)
         record = {"kind": "csv", "files": {file.name: hashlib.sha256(content).hexdigest()}}
         if len(_rows(content, "")[0]) == 2:

@@ -28,6 +28,7 @@ __all__ = [
 ]
 
 JPEG_QUALITY = 90  # of images that are scaled down
+MOST_PIXELS = 89_478_485  # Pillow's own limit, from which on it warns
 TEST_EVERY = 5
 SPLIT_BY_NAME = f"by name: about one image in {TEST_EVERY} is a test image"
 TEST_FOLDERS = ("test", "val", "valid", "validation")  # the first that is there is the test split
@@ -74,7 +75,7 @@ def split_by_name(name: str) -> str:
     >>> [split_by_name(f"{number}.jpg") for number in range(4)]
     ['train', 'train', 'train', 'train']
     """
-    number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
+    number = int.from_bytes(hashlib.sha256(name.encode(errors="backslashreplace")).digest()[:8], "big")
     return "test" if number % TEST_EVERY == 0 else "train"
 
 
@@ -146,6 +147,8 @@ def checked_jpeg(content: bytes, where: str) -> Encoded:
     try:
         with Image.open(io.BytesIO(content), formats=FORMATS) as image:
             width, height = image.size
+            if width * height > MOST_PIXELS:
+                raise ValueError(f"{width} × {height} pixels, at most {MOST_PIXELS:,} are decoded")
             if image.format == "JPEG":
                 image.draft("RGB", (1, 1))  # reads every byte and skips most of the arithmetic
                 image.load()

@@ -12,13 +12,25 @@ from typing import NamedTuple
 
 from csc.data.cache import NodeCache
 from csc.errors import BadData
-from csc.storage import is_remote, join, list_below, local_path, read_bytes, version_of, versions_below
+from csc.storage import (
+    is_remote,
+    join,
+    list_below,
+    local_path,
+    read_bytes,
+    read_regular,
+    too_long,
+    version_of,
+    versions_below,
+)
 
-__all__ = ["DamagedFile", "Source"]
+__all__ = ["LONGEST_TABLE", "DamagedFile", "Source"]
 
 _ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError)
 _TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 _ARCHIVES = (".zip", *_TARS)
+LONGEST = 100_000_000  # bytes of an image or of the annotation of one image
+LONGEST_TABLE = 8_000_000_000  # bytes of a file with the annotations of a whole set; that of COCO has 0.4
 
 
 class DamagedFile(BadData):
@@ -69,13 +81,13 @@ class Source:
         path = PurePosixPath(name)
         return path.name in self.names(path.parent)
 
-    def read(self, name: str | PurePosixPath) -> bytes:
-        """The content of one file."""
+    def read(self, name: str | PurePosixPath, limit: int = LONGEST) -> bytes:
+        """The content of one file, which may have at most so many bytes."""
         path = PurePosixPath(name)
         try:
             if _points_outside(path):
                 raise FileNotFoundError
-            return self._files.read(path)
+            return self._files.read(path, limit)
         except FileNotFoundError:
             raise BadData(f"{self.where(path)}: no such file") from None
         except OSError as error:
@@ -94,7 +106,8 @@ class Source:
 
     def where(self, name: str | PurePosixPath) -> str:
         """How an error names a file: in one line, whatever characters the name has."""
-        text = f"{self.path}/{PurePosixPath(name)}"
+        path = PurePosixPath(name)
+        text = f"{self.path}/{path}" if path.parts else str(self.path)
         return text if text.isprintable() else ascii(text)
 
     def _opened(self) -> "_Folder | _Members":
@@ -132,7 +145,7 @@ class Source:
         if next(list_below(uri), None) is None:
             raise self._missing()
         return _Members(
-            lambda path: read_bytes(join(uri, str(path))),
+            lambda path, limit: read_bytes(join(uri, str(path)), limit),
             lambda: {PurePosixPath(name): (size, tag) for name, size, tag in versions_below(uri)},
         )
 
@@ -164,8 +177,8 @@ class _Folder:
     def __init__(self, root: Path) -> None:
         self._root = root
 
-    def read(self, path: PurePosixPath) -> bytes:
-        return (self._root / path).read_bytes()
+    def read(self, path: PurePosixPath, limit: int) -> bytes:
+        return read_regular(self._root / path, limit)
 
     def version(self, path: PurePosixPath) -> Version:
         try:
@@ -187,7 +200,7 @@ class _Members:
     """The members of zip files, or the objects below a prefix; these are listed when a listing is first asked for."""
 
     def __init__(
-        self, read: Callable[[PurePosixPath], bytes], versions: Callable[[], dict[PurePosixPath, Version]]
+        self, read: Callable[[PurePosixPath, int], bytes], versions: Callable[[], dict[PurePosixPath, Version]]
     ) -> None:
         self.read = read
         self._find_versions = versions
@@ -225,11 +238,13 @@ def _members_of(archives: Sequence[zipfile.ZipFile]) -> _Members:
             if not member.is_dir():
                 members.setdefault(PurePosixPath(member.filename), (archive, member))
 
-    def read(path: PurePosixPath) -> bytes:
+    def read(path: PurePosixPath, limit: int) -> bytes:
         if path not in members:
             raise FileNotFoundError
         archive, member = members[path]
-        return archive.read(member)
+        if member.file_size > limit:
+            raise too_long(member.file_size, limit)
+        return archive.read(member)  # never more than it says
 
     return _Members(read, lambda: {path: (member.file_size, member.CRC) for path, (_, member) in members.items()})
 

@@ -30,7 +30,7 @@ from csc.data.ingest.source import Source
 from csc.data.ingest.workers import for_each_part
 from csc.data.progress import Bar
 from csc.errors import BadData, Unavailable
-from csc.storage import exists, join, write_json
+from csc.storage import exists, join, sha256_file, write_json
 
 __all__ = ["DEFAULTS", "Annotated", "WriteOptions", "label_table", "write_dataset", "write_source"]
 
@@ -215,7 +215,8 @@ class _Plan:
         """Write the files next to the shards; the card of the data set comes last."""
         index = [{"rows": shard.rows, "bytes": shard.bytes, "sha256": shard.sha256} for shard in shards]
         write_json(folder / "images" / "index.json", index)
-        pq.write_table(self.labels, folder / "labels.parquet")
+        labels = folder / "labels.parquet"
+        pq.write_table(self.labels, labels)
         info = {
             "name": self.name,
             "classes": list(self.classes),
@@ -223,6 +224,7 @@ class _Plan:
             "fingerprint": self.fingerprint(content for shard in shards for content in shard.contents),
             "source": self.source,
             "difficult_is_member": self.difficult_is_member,
+            "labels_sha256": sha256_file(labels),
         }
         write_json(folder / "dataset.json", info)
 
@@ -300,6 +302,8 @@ def _checked(listing: Iterable[Listed], classes: Sequence[str]) -> tuple[Listed,
     """Return a listing by split and id, with sorted labels, each once; refuse one with an unusable class."""
     known, seen, rows = set(classes), set[str](), list[Listed]()
     for row in sorted(listing, key=lambda row: (SPLITS.index(row.split), row.image_id)):
+        if not row.image_id.isprintable():
+            raise BadData(f"image {row.image_id!a}: its name cannot be written in one line; rename the file")
         if row.image_id in seen:
             raise BadData(f"image {row.image_id}: id appears twice; every image needs an id of its own")
         unknown = {*row.labels, *row.difficult} - known

@@ -43,6 +43,7 @@ from csc.nets.network import Network
 from csc.scenario import Task
 from csc.steps import embed as step
 from csc.steps.embed import embed, unlabelled
+from csc.storage import sha256_file, write_json
 from csc.training.start import start_on_maps
 from csc.version import code_version
 from tests.builders import contents
@@ -470,6 +471,8 @@ def test_a_shard_with_too_few_rows_or_other_maps_is_refused(
     file = Path(view_uri(str(tmp_path), 0), "00000.arrow")
     file.parent.mkdir()
     write_maps([np.zeros((rows, height, width, channels), np.float16)], shape, file)
+    entry = {"rows": rows, "bytes": file.stat().st_size, "sha256": sha256_file(file)}
+    write_json(file.with_name("index.json"), [entry])
     message = refusal(lambda: FeatureShards(str(tmp_path), 0, (96, 2, 2)).map(0, 70))
     assert message.startswith(f"{file}: ")
     assert reason in message

@@ -2,7 +2,7 @@
 
 from csc.data.dataset import Dataset
 
-__all__ = ["counts", "differences", "published_counts"]
+__all__ = ["benchmark_note", "counts", "differences", "published_counts"]
 
 _COUNTS = {
     "voc2007": {"train": {"images": 5_011}, "test": {"images": 4_952}},
@@ -12,6 +12,22 @@ _COUNTS = {
         "test": {"images": 40_504, "labelled": 40_137},
     },
 }
+
+_BENCHMARKS = {"voc": ("voc2007", "VOC 2007"), "coco": ("coco2014", "COCO 2014")}  # whose names scenarios use
+
+
+def benchmark_note(dataset: Dataset) -> str:
+    """In what a data set is not the benchmark that has its name; empty if it is, or if no benchmark has its name."""
+    kind, title = _BENCHMARKS.get(dataset.name, ("", ""))
+    found = str(dataset.source.get("kind"))
+    if not kind:
+        return ""
+    if found != kind:
+        return f"this '{dataset.name}' is made from '{found}', not from {title}"
+    parts = [*differences(dataset)]
+    if size := dataset.source.get("short_side"):
+        parts.append(f"images scaled down to {size} px")
+    return f"not {title} as published: {'; '.join(parts)}" if parts else ""
 
 
 def published_counts(kind: str) -> dict[str, dict[str, int]]:

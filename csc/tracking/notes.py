@@ -1,0 +1,75 @@
+"""What MLflow's pages say in words: notes on experiments, runs and versions, in Markdown."""
+
+from csc.artifacts import Run, TaskResult
+from csc.tracking.names import settings_text
+
+__all__ = ["NOTE", "experiment_note", "run_note", "task_note"]
+
+NOTE = "mlflow.note.content"  # the tag that MLflow shows as a description
+LONGEST = 5000  # characters that MLflow takes, of versions; of runs more
+
+
+def experiment_note(dataset: str) -> str:
+    """What an experiment holds."""
+    return (
+        f"Multi-label class-incremental learning on **{dataset}**. One run per scenario run, whose metrics have the "
+        "task as step; below it one run per task, whose metrics have the epoch as step. `csc ui` prints the addresses "
+        "of two saved views: the results of all scenario runs, best first, and their curves by task."
+    )
+
+
+def task_note(run: Run, uri: str, prior: str, kept_back: str) -> str:
+    """What a task's run and its model version are.
+
+    Args:
+        run: results up to the task.
+        uri: of the version.
+        prior: uri of the version before; empty for the base task.
+        kept_back: why no alias names the version; empty if one may.
+    """
+    last = run.last
+    numbers = " · ".join(f"{name} {last.metrics[name]:.1f}" for name in ("mAP", "CF1", "OF1", "forgetting"))
+    before = f"It started from {_linked(prior)}." if prior else "It is the first task."
+    whole = "\n\n".join(
+        [
+            f"Task {last.task} of {_title(run)}: {_linked(uri)}.",
+            f"**{numbers}** on {last.metrics.images:,} test images, {len(last.seen)} classes.",
+            f"New classes: {_classes(last)}. {before}",
+            *([f"**{kept_back[:1].upper()}{kept_back[1:]}.**"] if kept_back else []),
+            _snippet(uri),
+        ]
+    )
+    return whole[:LONGEST]
+
+
+def run_note(run: Run, table: str, uri: str) -> str:
+    """What a scenario run is and what came out.
+
+    Args:
+        run: its results.
+        table: of the results, as Markdown.
+        uri: of the version of its last task.
+    """
+    settings = ", ".join(f"`{item}`" for item in settings_text(run.settings)) or "none: all are the method's own"
+    facts = f"Initialisation {run.initialisation} · data `{run.data_fingerprint[:12]}` · code `{run.code_version}`"
+    parts = [_title(run), table, f"Changed settings: {settings}.", facts, _snippet(uri)]
+    whole = "\n\n".join(parts)
+    return whole if len(whole) <= LONGEST else "\n\n".join([parts[0], *parts[2:]])[:LONGEST]
+
+
+def _title(run: Run) -> str:
+    return f"**{run.scenario}** by **{run.method}**, seed {run.seed}"
+
+
+def _classes(task: TaskResult, most: int = 20) -> str:
+    return ", ".join([*task.new[:most], *(["…"] if len(task.new) > most else [])])
+
+
+def _linked(uri: str) -> str:
+    """A version as a link to its page."""
+    name, _, version = uri.removeprefix("models:/").rpartition("/")
+    return f"[{uri}](#/models/{name}/versions/{version})"
+
+
+def _snippet(uri: str) -> str:
+    return f"```\ncsc predict {uri} IMAGE…\n```"

@@ -1,0 +1,106 @@
+"""Saved views of an experiment: what MLflow's pages show of our runs before anyone has chosen a column.
+
+MLflow keeps a saved view as a tag of the experiment, `mlflow.sharedViewState.<id>`: JSON with a name, two times and the
+state of the page, itself JSON, compressed. `?viewStateShareKey=<id>` opens it.
+"""
+
+import base64
+import json
+import time
+import zlib
+from typing import Any
+
+__all__ = ["saved_views", "view_path"]
+
+_TAG = "mlflow.sharedViewState."
+_COLUMNS = (
+    *(f"params.`{name}`" for name in ("scenario", "method", "seed")),
+    *(f"metrics.`{name}`" for name in ("last_mAP", "avg_mAP", "last_CF1", "last_OF1", "forgetting")),
+    "tags.`csc.settings`",
+)
+_CURVES = ("mAP", "CF1", "OF1", "forgetting", "ECE", "FPR")
+_SECTION = "csc-curves-by-task"
+
+
+def saved_views() -> dict[str, str]:
+    """The tags of an experiment that hold its views: a table of scenario runs, the best first, and curves by task."""
+    curves = {
+        "compareRunCharts": [_curve(name) for name in _CURVES],
+        "compareRunSections": [
+            {"uuid": _SECTION, "name": "After each task", "display": True, "isReordered": True, "isGenerated": False}
+        ],
+        "isAccordionReordered": True,
+    }
+    return {
+        f"{_TAG}csc-results": _saved("Results: scenario runs, best last mAP first", {}),
+        f"{_TAG}csc-curves": _saved("Curves: scenario runs by task", curves),
+    }
+
+
+def view_path(experiment_id: str, view: str) -> str:
+    """The address of a view on a tracking server.
+
+    >>> view_path("1", "curves")
+    '/#/experiments/1/runs?viewStateShareKey=csc-curves&compareRunsMode=CHART&workflowType=machine_learning'
+    """
+    mode = "CHART" if view == "curves" else "TABLE"
+    state = f"viewStateShareKey=csc-{view}&compareRunsMode={mode}&workflowType=machine_learning"
+    return f"/#/experiments/{experiment_id}/runs?{state}"
+
+
+def _saved(name: str, charts: dict[str, Any]) -> str:
+    state = {
+        "searchFilter": "tags.`csc.role` = 'scenario'",
+        "orderByKey": "metrics.`last_mAP`",
+        "orderByAsc": False,
+        "startTime": "ALL",
+        "lifecycleFilter": "Active",
+        "datasetsFilter": [],
+        "modelVersionFilter": "All Runs",
+        "selectedColumns": list(_COLUMNS),
+        "columnOrder": [],
+        "columnWidths": {},
+        "runsExpanded": {},
+        "runsPinned": [],
+        "runsHidden": [],
+        "runsVisibilityMap": {},
+        "runsHiddenMode": "SHOW_ALL",
+        "viewMaximized": False,
+        "runListHidden": False,
+        "groupBy": None,
+        "groupsExpanded": {},
+        "hideEmptyCharts": True,
+        "useGroupedValuesInCharts": True,
+        "autoRefreshEnabled": True,
+        "globalLineChartConfig": {"xAxisKey": "step", "lineSmoothness": 0, "selectedXAxisMetricKey": ""},
+        **charts,
+    }
+    compressed = base64.b64encode(zlib.compress(json.dumps(state).encode(), 9)).decode()
+    now = int(time.time() * 1000)
+    return json.dumps({"name": name, "createdAt": now, "updatedAt": now, "state": f"deflate;{compressed}"})
+
+
+def _curve(metric: str) -> dict[str, Any]:
+    """A line chart of a metric; the step of scenario runs is the task."""
+    return {
+        "uuid": f"csc-{metric}",
+        "type": "LINE",
+        "runsCountToCompare": 30,
+        "metricSectionId": _SECTION,
+        "deleted": False,
+        "isGenerated": False,
+        "displayName": metric,
+        "metricKey": metric,
+        "selectedMetricKeys": [metric],
+        "lineSmoothness": 0,
+        "xAxisScaleType": "linear",
+        "scaleType": "linear",
+        "range": {},
+        "xAxisKey": "step",
+        "selectedXAxisMetricKey": "",
+        "yAxisKey": "metric",
+        "yAxisExpressions": [],
+        "ignoreOutliers": False,
+        "useGlobalXaxisKey": True,
+        "useGlobalLineSmoothing": True,
+    }
