@@ -14,13 +14,13 @@ import pyarrow as pa
 import torch
 
 from benchmarks import Result, interleaved
+from csc.config import learns_like, resolve
 from csc.config import methods as all_methods
-from csc.config import resolve
 from csc.config.schema import Config
 from csc.data.loading import Batch, Batches
 from csc.data.order import Draw
 from csc.data.views import View
-from csc.methods import build_head, kind_of
+from csc.methods import build_head, kind_of, registered
 from csc.nets.backbone import build_backbone
 from csc.nets.network import Network
 from csc.replay.memory import Memory
@@ -40,7 +40,7 @@ Work = Callable[[], object]
 def methods() -> list[Result]:
     """Step time of every method: its own passes relative to it, and itself relative to fine-tuning."""
     results = []
-    others = [name for name in all_methods() if name != "l2p"]
+    others = [name for name in all_methods() if name != "l2p" and not registered()[learns_like(name)].solves]
     for (backbone, size), names in ((CONVOLUTIONS, others), (TRANSFORMER, ["l2p"])):
         best: dict[str, float] = {}
         for _ in range(MADE):

@@ -6,21 +6,26 @@ training.json       what training looked like, epoch by epoch
 method.safetensors  what the method keeps for later tasks, if anything (Fisher information, threshold, …)
 memory.parquet      exemplars that the method replays, if it does: where their images are, labels, logits
 optimizer.safetensors  only with `release_quirks.persist_optimizer`
+
+The card has the digest of every other file, training.json aside, which is a protocol. They are compared whenever a
+network is loaded.
 """
 
 import hashlib
 import json
 import os
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from csc.config import resolve
 from csc.config.schema import Config
-from csc.errors import BadConfig, BadModel
+from csc.errors import BadConfig, BadModel, BadScenario
 from csc.scenario import Scenario
-from csc.storage import writable
+from csc.storage import sha256_file, writable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,7 +38,9 @@ __all__ = [
     "FORMAT",
     "MEMORY",
     "METHOD_STATE",
+    "MOMENTS",
     "ModelCard",
+    "check_files",
     "fingerprint",
     "load_network",
     "load_tensors",
@@ -43,7 +50,10 @@ __all__ = [
 ]
 
 FORMAT = 1
-METHOD_STATE, MEMORY = "method.safetensors", "memory.parquet"
+CHANNELS = 3  # of an image
+CARD, WEIGHTS, METHOD_STATE, MEMORY = "model.json", "model.safetensors", "method.safetensors", "memory.parquet"
+MOMENTS = "optimizer.safetensors"
+PROTOCOL = "training.json"
 
 
 @dataclass(frozen=True)
@@ -63,10 +73,9 @@ class ModelCard:
     data_fingerprint: str
     prior_fingerprint: str
     code_version: str
-    calibration: dict[str, Any] = field(
-        default_factory=dict
-    )  # `temperature` and `thresholds` by class; see `csc.training.calibration`
+    calibration: dict[str, Any] = field(default_factory=dict)  # of `csc.training.calibration`; none in older models
     format: int = FORMAT
+    files: dict[str, str] = field(default_factory=dict, compare=False)  # SHA-256 of each; none in older models
 
     @property
     def groups(self) -> tuple[int, ...]:
@@ -98,9 +107,22 @@ class ModelCard:
 
 
 def save_network(network: "Network", card: ModelCard, folder: Path) -> None:
-    """Write weights and card into an existing folder."""
-    save_tensors(network.state_dict(), folder / "model.safetensors")
-    (folder / "model.json").write_text(json.dumps(asdict(card), indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    """Write weights and card into an existing folder, last of all: the card has the digests of what is there."""
+    save_tensors(network.state_dict(), folder / WEIGHTS)
+    kept = sorted(path for path in folder.iterdir() if path.name not in (CARD, PROTOCOL))
+    content = asdict(replace(card, files={path.name: sha256_file(path) for path in kept}))
+    (folder / CARD).write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def check_files(folder: Path, card: ModelCard) -> None:
+    """Refuse a model whose files are not those that were saved with its card."""
+    if not card.files:
+        return
+    found = {name for name in (WEIGHTS, METHOD_STATE, MEMORY, MOMENTS) if (folder / name).is_file()}
+    for name in sorted(found.union(card.files)):
+        path = folder / Path(name).name
+        if not path.is_file() or sha256_file(path) != card.files.get(name):
+            raise BadModel(f"{path}: not the file that was saved with this model; fetch the model or train it again")
 
 
 def save_tensors(tensors: "Mapping[str, Tensor]", path: Path, facts: dict[str, str] | None = None) -> None:
@@ -111,6 +133,7 @@ def save_tensors(tensors: "Mapping[str, Tensor]", path: Path, facts: dict[str, s
     stored = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     try:
         save_file(stored, path, facts)
+        path.chmod(0o644)  # like its neighbours
     except SafetensorError as error:
         if not (cause := re.search(r"\(os error (\d+)\)", str(error))):
             raise
@@ -134,15 +157,39 @@ def load_tensors(path: Path) -> "dict[str, Tensor]":
 
 def read_card(folder: Path) -> ModelCard:
     """Read what a model is; needs no torch."""
-    path = folder / "model.json"
+    path = folder / CARD
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = msgspec.json.decode(path.read_bytes())
+        if not isinstance(content, dict):
+            raise BadModel(f"{path}: not a model of this project (expected an object)")
         if content.get("format") != FORMAT:
             raise BadModel(f"{path}: format {content.get('format')}, this version reads format {FORMAT}")
-        lists = {key: tuple(content[key]) for key in ("classes", "new", "mean", "std")}
-        return ModelCard(**(content | lists))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        if strange := content.keys() - {item.name for item in fields(ModelCard)}:
+            raise BadModel(f"{path}: not a model of this project (unknown key '{min(strange)}')")
+        card = msgspec.convert(content, ModelCard)
+    except (OSError, msgspec.MsgspecError, RecursionError) as error:
         raise BadModel(f"{path}: not a model of this project ({error})") from None
+    problem = _contradiction(card)
+    if problem:
+        raise BadModel(f"{path}: {problem}")
+    return card
+
+
+def _contradiction(card: ModelCard) -> str:
+    """What no model can be, or nothing; its types are right."""
+    try:
+        sizes, config = card.groups, card.settings()
+    except (BadConfig, BadScenario) as error:
+        return str(error)
+    if len(set(card.classes)) != len(card.classes) or len(sizes) != card.task:
+        return f"task {card.task} of {card.scenario} cannot have these {len(card.classes)} classes"
+    if card.classes[-len(card.new) :] != card.new:
+        return "the new classes are not the last ones"
+    if config.method != card.method:
+        return f"made by method {card.method}, with settings of {config.method}"
+    if len(card.mean) != CHANNELS or len(card.std) != CHANNELS or min(card.std) <= 0:
+        return f"mean and std are not {CHANNELS} numbers each, those of std above 0"
+    return ""
 
 
 def load_network(folder: Path, *, map_channels: int = 0) -> tuple["Network", ModelCard]:
@@ -161,27 +208,27 @@ def load_network(folder: Path, *, map_channels: int = 0) -> tuple["Network", Mod
     from csc.nets.network import Network
 
     card = read_card(folder)
+    check_files(folder, card)
+    config = card.settings()
     try:
-        config = card.settings()
-    except BadConfig as error:
-        raise BadModel(f"{folder / 'model.json'}: {error}") from None
-    try:
-        weights = load_file(folder / "model.safetensors")
+        weights = load_file(folder / WEIGHTS)
         stored = StoredBackbone({}, map_channels) if map_channels else None
         backbone = stored or kind_of(config).wrap(config, build_backbone(config.backbone))
         network = Network(backbone, build_head(config, backbone.channels, card.groups), card.mean, card.std)
         network.load_state_dict(weights)
+    except BadConfig as error:
+        raise BadModel(f"{folder / CARD}: {error}") from None
     except (OSError, SafetensorError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise BadModel(f"{folder / 'model.safetensors'}: weights do not fit the card ({reason})") from None
+        raise BadModel(f"{folder / WEIGHTS}: weights do not fit the card ({reason})") from None
     return network.eval(), card
 
 
 def fingerprint(folder: Path) -> str:
     """SHA-256 of weights, card and what else later tasks build on: equal for equal models."""
     digest = hashlib.sha256()
-    for name in ("model.safetensors", "model.json", METHOD_STATE, MEMORY):
+    for name in (WEIGHTS, CARD, METHOD_STATE, MEMORY):
         path = folder / name
-        if name in ("model.safetensors", "model.json") or path.is_file():
+        if name in (WEIGHTS, CARD) or path.is_file():
             digest.update(path.read_bytes())
     return digest.hexdigest()

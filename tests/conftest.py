@@ -1,6 +1,9 @@
 """What all tests share."""
 
+import functools
+import inspect
 import os
+from collections.abc import Iterator
 
 import pytest
 
@@ -18,3 +21,11 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     """
     if not item.get_closest_marker("xdist_group"):
         item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quick_compiling() -> Iterator[None]:
+    """For every setting of a step kfp asks who calls it; pytest's calls are deep, and reading their source is slow."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inspect, "stack", functools.partial(inspect.stack, context=0))
+        yield

@@ -219,7 +219,7 @@ def _renamed(wanted: Mapping[str, Any]) -> Mapping[str, Any]:
     new: dict[str, Any] = {}
     if _OLD_LABELS in given:
         new["loss.old_labels"] = given.pop(_OLD_LABELS)
-        print(f"note: {_OLD_LABELS} is now called loss.old_labels", flush=True)
+        _hint(f"{_OLD_LABELS} is now called loss.old_labels")
     if _FREEZE_BN in given:
         value = given.pop(_FREEZE_BN)
         frozen = SWITCHES.get(str(value).lower())
@@ -227,5 +227,11 @@ def _renamed(wanted: Mapping[str, Any]) -> Mapping[str, Any]:
             raise BadConfig(f"{_FREEZE_BN}={value}: expected true or false")
         new["train.batch_norm"] = "frozen_after_base" if frozen else "live"
         if frozen:  # a model of the version before names all settings, also those that are off
-            print(f"note: {_FREEZE_BN} is now called train.batch_norm=frozen_after_base", flush=True)
+            _hint(f"{_FREEZE_BN} is now called train.batch_norm=frozen_after_base")
     return merged(nested(new), nested(given)) if new else wanted
+
+
+@cache
+def _hint(text: str) -> None:
+    """Print a line, once in a process."""
+    print(f"note: {text}", flush=True)

@@ -74,6 +74,7 @@ class TaskFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         classes: seen so far, those of earlier tasks first.
         old: how many are of earlier tasks.
         threshold: a label is predicted when its confidence is above.
+        thresholds: of each class, fitted on training images; empty if that was not done.
         settings: that differ from the method's defaults, as JSON.
         data: uri of the data set.
         packages: versions of what the model needs.
@@ -92,6 +93,7 @@ class TaskFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     classes: list[str]
     old: int
     threshold: float
+    thresholds: list[float]
     settings: str
     data: str
     packages: dict[str, str]

@@ -57,7 +57,7 @@ class _Line:
         self.stream.write(("\r\x1b[K" if self.live else "") + line + end)
         self.stream.flush()
 
-    def _per_second(self, count: int) -> float:
+    def _per_second(self, count: float) -> float:
         return count / max(time.monotonic() - self.started, 1e-9)
 
 
@@ -69,7 +69,7 @@ class Progress(_Line):
     ) -> None:
         super().__init__(stream)
         self.title, self.epochs, self.images_per_epoch, self.finished = title, epochs, images_per_epoch, finished
-        self.done = 0
+        self.done = 0.0
 
     def advance(self, epoch: int, images: int) -> None:
         """Count images of an epoch (from 0); on a terminal, refresh the line."""
@@ -85,7 +85,7 @@ class Progress(_Line):
         self._write(self._line(epoch, terms), "\n")
 
     def _report(self, epoch: int) -> Report:
-        done = self.done - (epoch - self.finished) * self.images_per_epoch
+        done = round(self.done - (epoch - self.finished) * self.images_per_epoch)
         title = f"epoch {epoch + 1}/{self.epochs}"
         return Report(title, done, self.images_per_epoch, "images", self._per_second(self.done), self._left())
 

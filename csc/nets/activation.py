@@ -39,21 +39,21 @@ def class_activation_maps(network: Network, images: Tensor) -> Tensor:
 @singledispatch
 def maps_of(head: nn.Module, F: Tensor) -> Tensor:
     """Where a head looks in feature maps F (B, features, h, w): (B, n, h, w), larger where it looks more."""
-    alone = F.flatten(2).transpose(1, 2).flatten(0, 1)[:, :, None, None]  # (B · P, features, 1, 1)
-    return cast(Tensor, head(alone)).unflatten(0, (len(F), -1)).transpose(1, 2).unflatten(2, F.shape[2:])
+    alone = F.permute(0, 2, 3, 1).flatten(0, 2)[:, :, None, None]  # (B · h · w, features, 1, 1)
+    return cast(Tensor, head(alone)).view(len(F), *F.shape[2:], -1).permute(0, 3, 1, 2)
 
 
 @maps_of.register
 def _(head: CIGCN, F: Tensor) -> Tensor:
     M = head.masks(head.class_maps(F.flatten(2).transpose(1, 2)))  # (B, P, n)
-    return M.transpose(1, 2).unflatten(2, F.shape[2:])
+    return M.transpose(1, 2).reshape(len(F), -1, *F.shape[2:])
 
 
 @maps_of.register
 def _(head: IncrementalCrossAttention, F: Tensor) -> Tensor:
     of_tasks = head.block.attention(head.transfer, torch.cat([*head.tokens]), head.image_tokens(F))  # (B, T, P)
     tasks = torch.repeat_interleave(torch.arange(len(head.groups)), torch.tensor(head.groups))
-    return of_tasks[:, tasks.to(F.device)].unflatten(2, F.shape[2:])
+    return of_tasks[:, tasks.to(F.device)].view(len(F), -1, *F.shape[2:])
 
 
 @contextmanager
@@ -83,4 +83,4 @@ def rollout(backbone: PromptedBackbone, weights: list[Tensor]) -> Tensor:
     prompts = backbone.chosen * backbone.prompts.shape[1]
     seen = reached[:, first : first + prompts, first + prompts :].mean(dim=1)
     side = round(seen.shape[1] ** 0.5)
-    return seen.unflatten(1, (side, seen.shape[1] // side))
+    return seen.view(len(seen), side, -1)

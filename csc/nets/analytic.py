@@ -29,17 +29,17 @@ TINY = 1e-6  # σ of a feature that never changes
 class AnalyticHead(Head):
     """Pooled features, standardised and possibly expanded, and a linear layer whose weights are solved for.
 
-    W_r is uniform in ±1/√D, as PyTorch's linear layers begin, and a matter of `config.expansion_seed` alone.
+    W_r is uniform in ±1/√D, as PyTorch's linear layers begin, and a matter of the seed alone.
     """
 
-    def __init__(self, features: int, classes: int, config: "Ridge") -> None:
+    def __init__(self, features: int, classes: int, config: "Ridge", seed: int) -> None:
         super().__init__()
-        self.features, self.config = features, config
+        self.features, self.config, self.seed = features, config, seed
         pooled = 2 * features if config.pooling == "mean_max" else features
         self.register_buffer("mean", torch.zeros(pooled))
         self.register_buffer("std", torch.ones(pooled))
         if config.hidden:
-            dice = torch.Generator().manual_seed(config.expansion_seed)
+            dice = torch.Generator().manual_seed(seed)
             uniform = torch.rand(config.hidden, pooled, generator=dice)
             self.register_buffer("expansion", (2 * uniform - 1) * pooled**-0.5)
         self.linear = nn.Linear(config.hidden or pooled, classes)
@@ -48,7 +48,7 @@ class AnalyticHead(Head):
 
     def resized(self, classes: int) -> "AnalyticHead":
         """A head with the same settings and fresh weights for another number of classes."""
-        return AnalyticHead(self.features, classes, self.config)
+        return AnalyticHead(self.features, classes, self.config, self.seed)
 
     def represented(self, maps: Tensor) -> tuple[Tensor, Tensor]:
         """Logits, and h (B, hidden or features) that they are read from."""

@@ -1,7 +1,6 @@
 """Figures of calibration: how far confidence can be trusted, and what a threshold makes of it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from csc.data.evidence import THRESHOLDS, Reliability, TaskFacts
 from csc.report.svg import (
@@ -18,37 +17,25 @@ from csc.report.svg import (
     title,
 )
 
-__all__ = ["LINES", "AtThreshold", "at_threshold", "ece", "reliability", "threshold_curves"]
+__all__ = ["LINES", "at_threshold", "ece", "reliability", "threshold_curves"]
 
 LINES = {"CP": "first", "CR": "second", "CF1": "third", "OF1": "fourth"}
 
 
-@dataclass(frozen=True)
-class AtThreshold:
-    """What counting the labels above a threshold gives, in percent, as `csc.metrics` defines it."""
-
-    CP: float
-    CR: float
-    CF1: float
-    OP: float
-    OR: float
-    OF1: float
-
-
-def at_threshold(facts: TaskFacts, index: int) -> AtThreshold:
-    """The numbers at one of the `THRESHOLDS`, from the counts; equal to those from the scores."""
+def at_threshold(facts: TaskFacts, index: int) -> dict[str, float]:
+    """The numbers at one of the `THRESHOLDS` in percent, from the counts; those that `csc.metrics` gives of scores."""
     found = [counts[index] for counts in facts.found]
     predicted = [counts[index] for counts in facts.predicted]
     triples = list(zip(found, predicted, facts.present, strict=True))
     hits, called, there = sum(found), sum(predicted), sum(facts.present)
-    return AtThreshold(
-        CP=_mean([_percent(hit, call) for hit, call, _ in triples]),
-        CR=_mean([_percent(hit, present) for hit, _, present in triples]),
-        CF1=_mean([_percent(2 * hit, call + present) for hit, call, present in triples]),
-        OP=_percent(hits, called),
-        OR=_percent(hits, there),
-        OF1=_percent(2 * hits, called + there),
-    )
+    return {
+        "CP": _mean([_percent(hit, call) for hit, call, _ in triples]),
+        "CR": _mean([_percent(hit, present) for hit, _, present in triples]),
+        "CF1": _mean([_percent(2 * hit, call + present) for hit, call, present in triples]),
+        "OP": _percent(hits, called),
+        "OR": _percent(hits, there),
+        "OF1": _percent(2 * hits, called + there),
+    }
 
 
 def ece(bins: Reliability) -> float:
@@ -104,7 +91,7 @@ def threshold_curves(facts: TaskFacts, threshold: float, width: float = WIDTH) -
     xs = [left + (right - left) * value for value in THRESHOLDS]
     marks = [percent_grid(left, right, top, bottom)]
     for name, css in LINES.items():
-        ys = [percent_y(getattr(point, name), top, bottom) for point in points]
+        ys = [percent_y(point[name], top, bottom) for point in points]
         marks.append(polyline(list(zip(xs, ys, strict=True)), f"{css} series-{name}"))
     shown = [tick / 10 for tick in range(0, 11, 1 if width > 600 else 2)]
     marks += ticks([left + (right - left) * tick for tick in shown], [f"{tick:g}" for tick in shown], bottom)
@@ -120,7 +107,7 @@ def threshold_curves(facts: TaskFacts, threshold: float, width: float = WIDTH) -
 
 
 def _dot(name: str, css: str, facts: TaskFacts, threshold: float, x: float, top: float, bottom: float) -> str:
-    value = getattr(at_threshold(facts, round(100 * threshold)), name)
+    value = at_threshold(facts, round(100 * threshold))[name]
     return circle(x, percent_y(value, top, bottom), 4.5, f"{css} dot-{name}", f"{name} {value:.1f} at {threshold:g}")
 
 

@@ -1,11 +1,13 @@
 """Images of a run: what the last model gets right and wrong in each class, and where it looks."""
 
+import io
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import numpy as np
+from PIL import Image
 
-from csc.data.evidence import Evidence, Sight
+from csc.data.evidence import Evidence, Sight, TaskFacts
 from csc.report.overlay import data_uri, heat_colours, png
 from csc.report.svg import escape
 
@@ -25,6 +27,7 @@ _NONE = {
 }
 _STORIES = 3
 
+After = dict[tuple[int, str, str], Sight]  # by task, class and image: what the model after the task says
 Lost = dict[str, list[tuple[Sight, float, int]]]  # by class: the sight now, the best score before, after which task
 
 
@@ -134,22 +137,22 @@ def stories(evidence: Sequence[Evidence], pictures: Pictures) -> str:
     after = {(task.facts.task, sight.name, sight.image_id): sight for task in evidence for sight in task.of("panel")}
     told = Counter(image_id for _, _, image_id in after)  # an image of early classes has more to tell
     complete.sort(key=lambda sights: (-told[sights[0].image_id], sights[0].image_id))
-    tables = []
-    for sights in complete[:_STORIES]:
-        head = "".join(f"<th>after {task.facts.task}</th>" for task in evidence)
-        rows = []
-        for sight in sights:
-            cells = []
-            for task in evidence:
-                then = after.get((task.facts.task, sight.name, sight.image_id))
-                cells.append(f"<td>{_after(then, sight, task.facts.task, last.facts.threshold, pictures)}</td>")
-            rows.append(f'<tr><th scope="row">{escape(sight.name)}</th>{"".join(cells)}</tr>')
-        plain = pictures.shot(
-            Sight("panel", "", sights[0].image_id, 0.0, [], sights[0].thumbnail), "", sights[0].image_id
-        )
-        grid = f'<div class="wide"><table><tr><th></th>{head}</tr>{"".join(rows)}</table></div>'
-        tables.append(f'<div class="story">{plain}{grid}</div>')
-    return "\n".join(tables)
+    return "\n".join(_story(sights, after, last.facts, pictures) for sights in complete[:_STORIES])
+
+
+def _story(sights: Sequence[Sight], after: After, facts: TaskFacts, pictures: Pictures) -> str:
+    """One image as it is, and a row for each class in it with what each model said."""
+    tasks = sorted({task for task, _, _ in after})
+    head = "".join(f"<th>after {task}</th>" for task in tasks)
+    rows = []
+    for sight in sights:
+        then = {task: after.get((task, sight.name, sight.image_id)) for task in tasks}
+        cells = [f"<td>{_after(told, sight, task, facts.threshold, pictures)}</td>" for task, told in then.items()]
+        rows.append(f'<tr><th scope="row">{escape(sight.name)}</th>{"".join(cells)}</tr>')
+    first = sights[0]
+    plain = pictures.shot(Sight("panel", "", first.image_id, 0.0, [], first.thumbnail), "", first.image_id)
+    grid = f'<div class="wide"><table><tr><th></th>{head}</tr>{"".join(rows)}</table></div>'
+    return f'<div class="story">{plain}{grid}</div>'
 
 
 def _after(then: Sight | None, sight: Sight, task: int, threshold: float, pictures: Pictures) -> str:
@@ -172,9 +175,5 @@ def memory(evidence: Evidence, pictures: Pictures) -> str:
 
 def _size(jpeg: bytes) -> tuple[int, int]:
     """Width and height of a JPEG."""
-    import io
-
-    from PIL import Image
-
     with Image.open(io.BytesIO(jpeg), formats=("JPEG",)) as image:
         return image.size

@@ -76,7 +76,7 @@
   // The threshold: counts at every hundredth, so that the numbers are those that the scores would give.
   const counts = document.getElementById("counts");
   if (!counts) return;
-  const { classes, present, predicted, found, threshold } = JSON.parse(counts.textContent);
+  const { classes, present, predicted, found, threshold, own } = JSON.parse(counts.textContent);
   const slider = document.getElementById("threshold");
   const chooser = document.getElementById("class");
   const percent = (part, total) => (100 * part) / Math.max(total, 1);
@@ -111,6 +111,8 @@
         mark.closest("svg").querySelector(".series-" + name).setAttribute("points", line.join(" "));
       }
     }
+    const fitted = own.length && chosen() !== null ? own[chosen()].toFixed(2) : "";
+    document.getElementById("own").textContent = fitted && `fitted on training images: ${fitted}`;
     move();
   };
   const move = () => {

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 
-from csc.artifacts import Run
+from csc.artifacts import Metrics, Run
 from csc.data.evidence import THRESHOLDS, Evidence, TaskFacts
 from csc.report import calibration, figures, graph, learning
 from csc.report import images as pictures_of
@@ -30,7 +30,10 @@ def class_table(run: Run, evidence: Sequence[Evidence]) -> str:
         rates = [_rate(hit, called), _rate(hit, there), _rate(2 * hit, called + there)]
         ap = [f"{last.AP[name]:.1f}", f"−{lost:.1f}" if lost >= 0.05 else "0.0"]
         rows.append([name, str(arrival[name]), *ap, *rates, f"{there:,}"])
+        if facts.thresholds:
+            rows[-1].append(f"{facts.thresholds[column]:.2f}")
     head = ["class", "task", "AP", "since best", "precision", "recall", "F1", "images"]
+    head += ["own threshold"] if facts.thresholds else []
     return f"""<h3>Every class after the last task</h3>
 <p>Precision, recall and F1 at the threshold {last.threshold:g}, in percent.</p>
 {html_table(head, rows, "tasks sortable classes")}"""
@@ -56,34 +59,40 @@ are on a logarithmic scale.</p>
 model is over-confident, green where it is under-confident; the line below a bar says how many labels it has. The
 calibration error (ECE) over all classes is {last.ECE:.1f} %.</p>
 {figure(lambda width: calibration.reliability(groups, width))}
-{_threshold(facts, last.threshold)}
+{_threshold(facts, last)}
 {histogram}"""
 
 
-def _threshold(facts: TaskFacts, threshold: float) -> str:
+def _threshold(facts: TaskFacts, last: Metrics) -> str:
     """Numbers against the threshold: a figure, a slider for those with a script, and a table for all."""
-    step = min(round(100 * threshold), len(THRESHOLDS) - 1)
+    step = min(round(100 * last.threshold), len(THRESHOLDS) - 1)
     now = at_threshold(facts, step)
     names = ("CF1", "OF1", "CP", "CR", "OP", "OR")
-    tiles = "".join(f'<div><dt>{name}</dt><dd id="live-{name}">{getattr(now, name):.1f}</dd></div>' for name in names)
+    tiles = "".join(f'<div><dt>{name}</dt><dd id="live-{name}">{now[name]:.1f}</dd></div>' for name in names)
     rows = []
     for index in range(0, len(THRESHOLDS), 10):
-        numbers = at_threshold(facts, index)
-        rows.append([f"{THRESHOLDS[index]:.1f}", *(f"{getattr(numbers, name):.1f}" for name in names)])
+        there = at_threshold(facts, index)
+        rows.append([f"{THRESHOLDS[index]:.1f}", *(f"{there[name]:.1f}" for name in names)])
     counts = {
         "classes": facts.classes,
         "present": facts.present,
         "predicted": facts.predicted,
         "found": facts.found,
         "threshold": THRESHOLDS[step],
+        "own": facts.thresholds,
     }
+    own = ""
+    if facts.thresholds:
+        numbers = f"CF1 is {last.CF1_own:.1f} and OF1 {last.OF1_own:.1f}"
+        own = f" With a threshold for each class, fitted on training images, {numbers}."
     return f"""<h3>The threshold</h3>
-<p>A label is predicted when its confidence is above {threshold:g}; mAP does not depend on it. These are test
-images: a threshold to work with is chosen on others.</p>
+<p>A label is predicted when its confidence is above {last.threshold:g}; mAP does not depend on it. These are test
+images: a threshold to work with is chosen on others.{own}</p>
 <div class="controls" id="try-threshold" hidden="">
 <label>threshold <input type="range" id="threshold" min="0" max="99" step="1" value="{step}"/>
 <output id="threshold-value">{THRESHOLDS[step]:.2f}</output></label>
 <label>class <select id="class"><option value="">all classes</option></select></label>
+<span id="own" class="muted"></span>
 </div>
 <dl class="numbers live">{tiles}</dl>
 {figure(lambda width: calibration.threshold_curves(facts, THRESHOLDS[step], width))}

@@ -12,7 +12,7 @@ from csc.data.published import benchmark_note
 from csc.retry import with_retries
 from csc.storage import atomic_folder, write_bytes
 from csc.study.cells import DataSource, cells, results
-from csc.study.files import write_files
+from csc.study.files import log_outcome, write_files
 from csc.study.outcome import Outcome
 from csc.study.page import render
 from csc.study.render import markdown, text
@@ -58,6 +58,7 @@ def collect(order: str, page_out: str, table_out: str, files_out: str) -> str:
     write_bytes(table_out, markdown(outcome).encode())
     with atomic_folder(Path(files_out)) as folder:
         write_files(outcome, folder)
+    log_outcome(outcome)
     tables = text(outcome)
     print(tables)
     return tables

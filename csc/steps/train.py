@@ -13,7 +13,17 @@ from csc.config import resolve
 from csc.config.schema import Config
 from csc.data.views import View, read_view
 from csc.errors import BadConfig, BadModel
-from csc.model import MEMORY, METHOD_STATE, load_tensors, read_card, save_network, save_tensors
+from csc.model import (
+    MEMORY,
+    METHOD_STATE,
+    MOMENTS,
+    check_files,
+    fingerprint,
+    load_tensors,
+    read_card,
+    save_network,
+    save_tensors,
+)
 from csc.replay.memory import Memory, read_memory, write_memory
 from csc.replay.update import update
 from csc.retry import with_retries
@@ -131,13 +141,13 @@ def learn(config: str, split: str, train_view: str, out: str, prior: str, checkp
         if not group.is_main:
             return
         with atomic_folder(Path(out)) as folder:
-            save_network(start.network, card, folder)
             if settings.release_quirks.persist_optimizer:
-                save_moments(trainer.optimizer, start.network, folder / "optimizer.safetensors")
+                save_moments(trainer.optimizer, start.network, folder / MOMENTS)
             if trainer.method.state:
                 save_tensors(trainer.method.state, folder / METHOD_STATE)
             if memory is not None:
                 write_memory(memory, folder / MEMORY)
+            save_network(start.network, card, folder)
             Training(train_view, len(view), seconds, installed(), log).write(folder / "training.json")
 
 
@@ -154,7 +164,7 @@ def _settings(scenario: str, config: str, features: str) -> Config:
 
 @contextlib.contextmanager
 def _fetched(before: Registered | None, task: Task) -> Iterator[Path | None]:
-    """The model of the task before, from the registry, for as long as it is needed; none for the base task."""
+    """The model of the task before, from the registry and as it was registered; none for the base task."""
     if (task.index > 1) != (before is not None):
         raise BadModel(f"task {task.index}/{task.total}: {'needs a' if task.index > 1 else 'has no'} prior model")
     if before is None:
@@ -163,7 +173,11 @@ def _fetched(before: Registered | None, task: Task) -> Iterator[Path | None]:
         yield here
     else:
         with tempfile.TemporaryDirectory(prefix="csc-prior-") as folder:
-            yield fetch_model(before.uri, Path(folder))
+            fetched = fetch_model(before.uri, Path(folder))
+            check_files(fetched, read_card(fetched))  # names the file that is damaged
+            if fingerprint(fetched) != before.fingerprint:
+                raise BadModel(f"{before.uri}: not the model that was registered; run task {task.index - 1} again")
+            yield fetched
 
 
 def _checkpoint(keep: Path, task: int) -> Path:

@@ -83,7 +83,8 @@ def resampled_map(scores: Scores) -> Draws:
     total = np.zeros(weights.shape[1])
     for confidences, present in zip(scores.confidences.T, scores.targets.T, strict=True):
         total += _weighted_precision(confidences, present, weights)
-    return 100 * total / classes
+    found: Draws = 100 * total / classes
+    return found
 
 
 @functools.lru_cache(maxsize=1)
@@ -91,7 +92,7 @@ def _weights(images: int, draws: int) -> NDArray[np.float32]:
     """How often each image is drawn (images, draws)."""
     generator = np.random.default_rng(_SEED)
     counts = [np.bincount(generator.integers(images, size=images), minlength=images) for _ in range(draws)]
-    return np.array(counts, np.float32).T.copy()
+    return np.stack(counts, axis=1).astype(np.float32)
 
 
 def _weighted_precision(

@@ -74,7 +74,7 @@ def _old_thresholds(
     kept = [before[name] for name in objective.classes[: confidences.shape[1]]]
     called = _sigmoid(examples.outputs(prior, rows).numpy()) > np.array(kept)
     again = best_thresholds(confidences, called)
-    return [new if found else old for new, old, found in zip(again, kept, called.any(axis=0), strict=True)]
+    return [new if found.any() else old for new, old, found in zip(again, kept, called.T, strict=True)]
 
 
 def fit_temperature(logits: Values, targets: Labels) -> float:

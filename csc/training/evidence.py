@@ -4,13 +4,15 @@ import io
 import zlib
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from torch import Tensor
 from torch.nn.functional import adaptive_max_pool2d
 
 from csc.artifacts import Scores, Training
@@ -55,13 +57,16 @@ def gather_evidence(model: Path, view: View, scores: Scores, features: str, seco
     """
     channels = read_features(features).shape[0] if features else 0
     network, card = load_network(model, map_channels=channels)
+    columns = [card.classes.index(name) for name in view.classes]  # all, unless a model was extended
+    card = replace(card, classes=view.classes, new=tuple(name for name in card.new if name in view.classes))
     chosen = _choice(view, scores, card)
-    heats = _heat_maps(network, view, card, [(row, column) for _, column, row in chosen], features)
+    places = [(row, columns[column]) for _, column, row in chosen]
+    heats = _heat_maps(network, view, card, places, features)
     shown = _shown(chosen, scores, card)
     pictures = _Pictures(view)
     sights = []
     for kind, column, row in chosen:
-        heat = heats[row, column]
+        heat = heats[row, columns[column]]
         sight = Sight(
             kind=kind,
             name=card.classes[column],
@@ -74,14 +79,16 @@ def gather_evidence(model: Path, view: View, scores: Scores, features: str, seco
         )
         sights.append(sight)
     exemplars, remembered = _memory(model, view)
-    return Evidence(_facts(model, card, view, scores, network, seconds, exemplars), (*sights, *remembered))
+    name, matrix = _correlation(network)
+    shown_matrix = [[matrix[one][other] for other in columns] for one in columns] if matrix else []
+    facts = _facts(model, card, view, scores, (name, shown_matrix), seconds, exemplars)
+    return Evidence(facts, (*sights, *remembered))
 
 
 def _choice(view: View, scores: Scores, card: ModelCard) -> Pairs:
     """The most confident hits and false alarms, the clearest misses, and the panel of each class."""
     threshold = card.settings().threshold
-    order = _fixed_order(view)
-    shots = max(3, min(SHOTS, ALL_SHOTS // len(card.classes)))
+    order, shots = _fixed_order(view), _shots(card)
     chosen: Pairs = []
     for column, (confidence, present) in enumerate(zip(scores.confidences.T, scores.targets.T, strict=True)):
         called = confidence > threshold
@@ -96,6 +103,11 @@ def _choice(view: View, scores: Scores, card: ModelCard) -> Pairs:
     return chosen
 
 
+def _shots(card: ModelCard) -> int:
+    """How many images of a kind are shown of each class: fewer if there are many classes."""
+    return max(3, min(SHOTS, ALL_SHOTS // len(card.classes)))
+
+
 def _fixed_order(view: View) -> NDArray[np.intp]:
     """An order of the images by their ids alone: the same for all tasks, and as good as drawn by lot."""
     lots = [zlib.crc32(name.encode()) for name in view.table["image_id"].to_pylist()]
@@ -105,14 +117,13 @@ def _fixed_order(view: View) -> NDArray[np.intp]:
 def _shown(chosen: Pairs, scores: Scores, card: ModelCard) -> set[tuple[str, int, int]]:
     """Which of the chosen get a thumbnail: of the panel, the missed old ones and those with the most classes."""
     threshold, old = card.settings().threshold, len(card.classes) - len(card.new)
-    shots = max(3, min(SHOTS, ALL_SHOTS // len(card.classes)))
     panel = [choice for choice in chosen if choice[0] == "panel"]
     stories = {row for row, _ in Counter(row for _, _, row in panel).most_common(STORIES)}
     missed = []
     for column in range(old):
         rows = [row for _, owner, row in panel if owner == column and scores.confidences[row, column] <= threshold]
         rows.sort(key=lambda row: float(scores.confidences[row, column]))
-        missed += [("panel", column, row) for row in rows[:shots]]
+        missed += [("panel", column, row) for row in rows[: _shots(card)]]
     others = [choice for choice in chosen if choice[0] != "panel"]
     return {*others, *missed, *(choice for choice in panel if choice[2] in stories)}
 
@@ -167,7 +178,8 @@ def _memory(model: Path, view: View) -> tuple[int, list[Sight]]:
         return 0, []
     memory = read_memory(model / MEMORY)
     pictures = _Pictures(memory.view(view))
-    sights, count = [], Counter[str]()
+    sights: list[Sight] = []
+    count = Counter[str]()
     for row in np.argsort(memory.rank, kind="stable").tolist():
         labels = [memory.classes[label] for label in np.flatnonzero(memory.labels[row])]
         owner = int(memory.owner[row])
@@ -179,18 +191,25 @@ def _memory(model: Path, view: View) -> tuple[int, list[Sight]]:
 
 
 def _facts(
-    model: Path, card: ModelCard, view: View, scores: Scores, network: Network, seconds: float, memory: int
+    model: Path,
+    card: ModelCard,
+    view: View,
+    scores: Scores,
+    correlation: tuple[str, list[list[float]]],
+    seconds: float,
+    memory: int,
 ) -> TaskFacts:
     training = Training.read(model / "training.json")
     old = len(card.classes) - len(card.new)
     groups = {"old": slice(0, old), "new": slice(old, None)}
-    name, matrix = _correlation(network)
+    name, matrix = correlation
     positives = [column[present] for column, present in zip(scores.confidences.T, scores.targets.T, strict=True)]
     return TaskFacts(
         task=card.task,
         classes=list(card.classes),
         old=old,
         threshold=card.settings().threshold,
+        thresholds=list(card.thresholds.values()) if card.calibration else [],
         settings=differences(Scenario.parse(card.scenario).dataset, card.settings()),
         data=view.images.removesuffix("/images"),
         packages=training.packages,
@@ -236,7 +255,7 @@ def _correlation(network: Network) -> tuple[str, list[list[float]]]:
         matrix = matrix @ head.hubs.T if head.config.rank else matrix
         name = "A_g" if head.config.correlation == "G->S" else "Z"
     elif isinstance(head, LabelGraph):
-        name, matrix = "Z", head.statistical_cm
+        name, matrix = "Z", cast(Tensor, head.statistical_cm)
     else:
         return "", []
     rows: list[list[float]] = matrix.detach().float().numpy().round(5).tolist()

@@ -122,7 +122,8 @@ def test_stop_marks_what_is_open_as_killed_and_nothing_else(
     assert code == 0
     (line,) = told(lines)
     assert line.startswith("MLflow      marked as killed: ")
-    assert set(line.partition(": ")[2].split(", ")) == {"digits-b0c4 csc seed 0", "digits-b0c4 csc seed 0 task 02"}
+    title = "digits-b0c4 · csc · train.epochs=2 · seed 0"
+    assert set(line.partition(": ")[2].split(", ")) == {title, f"{title} task 02"}
     states = {
         (run.data.tags["csc.seed"], run.data.tags["csc.role"], run.data.tags.get("csc.task")): run.info.status
         for run in client.search_runs(["1"])

@@ -182,7 +182,7 @@ def test_a_run_has_no_setting_that_its_method_and_head_do_not_read():
     for method in methods():
         kind = registered()[learns_like(method)]
         groups = {key.partition(".")[0] for key in resolve("voc", {"method": method}).flat() if "." in key}
-        shared = {"backbone", "input", "features", "train", "loss", "max_entropy", "release_quirks"}
+        shared = {"backbone", "input", "features", "train", "loss", "max_entropy", "register", "release_quirks"}
         memory = {"memory"} if kind.memory_settings else set()
         own = {*kind.own_settings, HEADS[kind.heads[0]].settings} - {None}
         assert groups == shared | memory | {type_.__name__.lower() for type_ in own}, method
@@ -216,6 +216,7 @@ def test_settings_for_several_methods_count_where_they_are_read():
 
 
 def test_the_spelling_of_the_version_before_is_taken_with_a_hint(capsys: pytest.CaptureFixture[str]):
+    layers._hint.cache_clear()
     assert resolve("voc", {"old_label_policy": "masked"}) == resolve("voc", {"loss": {"old_labels": "masked"}})
     assert "old_label_policy is now called loss.old_labels" in capsys.readouterr().out
 
@@ -224,6 +225,7 @@ def test_the_spelling_of_the_version_before_is_taken_with_a_hint(capsys: pytest.
 def test_the_switch_of_batch_norm_is_taken_by_its_old_name_for_one_version(
     capsys: pytest.CaptureFixture[str], true: Any
 ):
+    layers._hint.cache_clear()
     frozen = {"train": {"batch_norm": "frozen_after_base"}}
     old = {"release_quirks": {"freeze_bn_after_base": true, "no_shuffle": True}}
     assert resolve("voc", old) == resolve("voc", {**frozen, "release_quirks": {"no_shuffle": True}})

@@ -26,7 +26,7 @@ def test_counts_give_the_numbers_that_scores_give_at_every_threshold(made: Repor
         expected = metrics.precision_recall_f1(scores.confidences, scores.targets, threshold)
         counted = at_threshold(facts, index)
         for name in ("CP", "CR", "CF1", "OP", "OR", "OF1"):
-            assert getattr(counted, name) == pytest.approx(100 * getattr(expected, name), abs=1e-9)
+            assert counted[name] == pytest.approx(100 * expected[name], abs=1e-9)
 
 
 def test_bins_give_the_calibration_error_of_old_and_new_classes(made: Reported):

@@ -1,5 +1,6 @@
-"""What a process does with memory that it frees."""
+"""What a process does with memory that it frees, and with threads that wait."""
 
+import os
 import subprocess
 import sys
 
@@ -30,3 +31,14 @@ def faults(*, keep: bool) -> int:
 @pytest.mark.skipif(sys.platform != "linux", reason="only glibc can be told to keep memory")
 def test_steps_after_the_first_ones_get_their_memory_without_the_system():
     assert faults(keep=True) < 0.1 * faults(keep=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("set_by_user", "policy"), [("", "PASSIVE"), ("ACTIVE", "ACTIVE")])
+@pytest.mark.skipif(sys.platform != "linux", reason="torch has another OpenMP there")
+def test_threads_that_wait_do_not_spin_unless_the_user_wants_it(set_by_user: str, policy: str):
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    environment |= {"OMP_DISPLAY_ENV": "true", **({"OMP_WAIT_POLICY": set_by_user} if set_by_user else {})}
+    command = [sys.executable, "-c", "import csc.distributed.launch"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert f"OMP_WAIT_POLICY = '{policy}'" in done.stderr

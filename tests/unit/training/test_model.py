@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from csc.data.views import View
 from csc.errors import BadData, BadModel
 from csc.model import fingerprint, load_network, read_card, save_tensors
 from csc.scenario import Task
+from csc.storage import sha256_file
 from csc.training.start import start_task
 from tests.unit.training.bench import (
     LINEAR,
@@ -70,6 +71,16 @@ def test_a_model_folder_holds_no_pickle(model: Path):
     assert not (model / "model.safetensors").read_bytes().startswith((b"PK", b"\x80"))
 
 
+def test_all_files_of_a_model_can_be_read_by_the_same_people(model: Path):
+    assert {path.stat().st_mode & 0o777 for path in model.iterdir()} == {0o644}
+
+
+def test_a_model_of_an_earlier_version_has_no_digests_and_is_loaded(model: Path):
+    edit_card(lambda card: card.pop("files"))(model)
+    save_file(other_weights(model), model / "model.safetensors")
+    load_network(model)
+
+
 def test_equal_models_have_equal_fingerprints_and_others_not(model: Path, tmp_path: Path, tasks: tuple[Task, ...]):
     twin = saved_model(tmp_path / "twin", settings(), tasks[0])
     other = saved_model(tmp_path / "other", settings(), tasks[0], fresh_network(settings(), seed=1))
@@ -85,6 +96,11 @@ def edit_card(change: Callable[[dict], object]) -> Callable[[Path], None]:
     return edit
 
 
+def other_weights(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: value + 1 for name, value in load_file(folder / "model.safetensors").items()}
+
+
+NAN = float("nan")
 MODEL_DAMAGES = {
     "no card": (lambda folder: (folder / "model.json").unlink(), r"model\.json"),
     "card not JSON": (lambda folder: (folder / "model.json").write_text("{"), r"model\.json"),
@@ -93,10 +109,36 @@ MODEL_DAMAGES = {
     "card with a stranger": (edit_card(lambda card: card.update(colour="red")), r"model\.json"),
     "other format": (edit_card(lambda card: card.update(format=2)), "format 2.*reads format 1"),
     "no format": (edit_card(lambda card: card.pop("format")), r"model\.json.*format"),
+    "unknown scenario": (edit_card(lambda card: card.update(scenario="digits")), r"model\.json.*scenario 'digits'"),
+    "classes of another task": (edit_card(lambda card: card.update(task=2)), "task 2 of digits-b0c5 cannot have"),
+    "a class twice": (edit_card(lambda card: card["classes"].__setitem__(0, "1")), r"model\.json.*cannot have"),
+    "new classes of others": (edit_card(lambda card: card.update(new=["x"])), "new classes are not the last"),
+    "no settings": (edit_card(lambda card: card.update(config={})), r"model\.safetensors|model\.json"),
+    "settings of nothing": (edit_card(lambda card: card.update(config=3)), r"model\.json.*object"),
+    "no deviation": (edit_card(lambda card: card.update(std=[0, 0, 0])), "mean and std"),
+    "text for a number": (edit_card(lambda card: card.update(mean="abc")), r"model\.json.*mean"),
+    "a number that is none": (edit_card(lambda card: card.update(mean=[NAN] * 3)), r"model\.json"),
+    "deep nesting": (lambda folder: (folder / "model.json").write_text("[" * 100_000), r"model\.json"),
+    "backbone at an address": (
+        edit_card(lambda card: card["config"]["backbone"].update(name="hf-hub:somebody/net")),
+        r"model\.json: backbone\.name=hf-hub:somebody/net: expected a model of timm",
+    ),
+    "unknown backbone": (
+        edit_card(lambda card: card["config"]["backbone"].update(name="no_such_net")),
+        r"model\.json: backbone\.name=no_such_net",
+    ),
+    "other weights": (
+        lambda folder: save_file(other_weights(folder), folder / "model.safetensors"),
+        r"model\.safetensors: not the file that was saved with this model",
+    ),
+    "a state of somebody else's": (
+        lambda folder: save_file({}, folder / "method.safetensors"),
+        r"method\.safetensors: not the file",
+    ),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), r"model\.safetensors"),
     "truncated weights": (lambda folder: truncate(folder / "model.safetensors"), r"model\.safetensors"),
     "empty weights": (lambda folder: (folder / "model.safetensors").write_bytes(b""), r"model\.safetensors"),
-    "more classes": (edit_card(lambda card: card["classes"].append("x")), r"model\.safetensors.*fit"),
+    "more classes": (edit_card(lambda card: card["classes"].append("x")), r"model\.json.*cannot have these 6 classes"),
     "other width": (edit_card(lambda card: card["config"]["cigcn"].update(width=9)), r"model\.safetensors.*fit"),
     "other head": (edit_card(lambda card: card["config"].update(head="linear")), r"cigcn.*another head"),
 }
@@ -150,6 +192,7 @@ def test_frozen_names_and_old_moments_reach_the_trainer_only_with_their_quirks(
 ):
     moments = first_model / "optimizer.safetensors"
     save_file({}, moments)
+    edit_card(lambda card: card["files"].update({moments.name: sha256_file(moments)}))(first_model)
     config = settings(f"release_quirks.freeze_grown_layers={quirk}", f"release_quirks.persist_optimizer={quirk}")
     start = start_task(config, SCENARIO, tasks[1], views[2], first_model)
     assert ("head.general_cm" in start.frozen_parameters) == quirk

@@ -260,3 +260,17 @@ def test_a_task_removes_the_checkpoint_of_the_task_before_and_none_of_another_ru
     assert checkpoints() == ["task-02.safetensors"]
     assert (learnt(1) / "model.safetensors").read_bytes() == weights  # tried again after all, it is trained again
     assert other.is_file()
+
+
+@pytest.mark.parametrize("harm", ["other bytes", "another model"])
+def test_a_registered_model_that_has_changed_is_never_continued(
+    learnt: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: str
+):
+    model = learnt(1)
+    registered = fingerprint(model) if harm == "other bytes" else "0" * 64
+    if harm == "other bytes":
+        flip(model / "model.safetensors", 8 * (model / "model.safetensors").stat().st_size - 100)
+    monkeypatch.setattr("csc.steps.train.fetch_model", lambda uri, folder: model)  # whatever the registry has
+    expected = r"model\.safetensors: not the file" if harm == "other bytes" else "not the model that was registered"
+    with pytest.raises(BadModel, match=expected):
+        learnt(2, prior=write_registered(tmp_path / "registered.json", registered, str(model.parents[1])))

@@ -128,12 +128,12 @@ def test_scores_are_the_log_odds_of_two_normal_distributions():
 
 def test_pooling_and_random_features_are_settings_of_the_same_head():
     maps = images_of(0)[0]
-    config = settings(*RIDGE, "ridge.pooling=mean_max", "ridge.hidden=16", "ridge.expansion_seed=3")
+    config = settings(*RIDGE, "ridge.pooling=mean_max", "ridge.hidden=16", "seed=3")
     one, two = (build_head(config, FEATURES, (2,)) for _ in range(2))
     assert one.pooled(maps).shape == (len(maps), 2 * FEATURES)
     assert one.expanded(one.pooled(maps)).shape == (len(maps), 16)
-    assert torch.equal(one.expansion, two.expansion)  # a matter of the seed in the settings, not of chance
-    another = build_head(settings(*RIDGE, "ridge.hidden=16", "ridge.expansion_seed=4"), FEATURES, (2,))
+    assert torch.equal(one.expansion, two.expansion)  # a matter of the seed, not of what was drawn before
+    another = build_head(settings(*RIDGE, "ridge.hidden=16", "seed=4"), FEATURES, (2,))
     assert not torch.equal(one.expansion[:, :FEATURES], another.expansion)
 
 

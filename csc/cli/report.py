@@ -1,0 +1,43 @@
+"""`csc report`: the page of a run, made again from what the tracking store keeps."""
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from csc.cli.command import Command
+from csc.cli.workdir import tracked_workdir, workdir_argument
+from csc.errors import BadData
+from csc.storage import local_path, write_bytes
+from csc.tracking.names import page_name
+
+__all__ = ["REPORT"]
+
+
+def _arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "run",
+        nargs="?",
+        default="",
+        help="id or name of a run, a scenario, or models:/NAME@ALIAS (default: the newest run)",
+    )
+    parser.add_argument("-o", "--output", metavar="FILE", help="page to write (default: in the work folder)")
+    workdir_argument(parser)
+
+
+def _report(arguments: Namespace) -> int:
+    tracked_workdir(arguments.workdir)
+    from csc.report.page import render
+    from csc.report.table import text_table
+    from csc.tracking.evidence import fetch_evidence
+    from csc.tracking.story import find_story
+
+    story = find_story(arguments.run)
+    if story.record is None:
+        raise BadData(f"run {story.name}: no task is finished yet, so there is nothing to report")
+    named = f"{page_name(story.scenario, story.config)}.html"
+    page = Path(arguments.output) if arguments.output else local_path(arguments.workdir) / named
+    write_bytes(page, render(story.record.run, fetch_evidence(story.run_id)).encode())
+    print(f"{text_table(story.record.run)}\n\nreport    {page}")
+    return 0
+
+
+REPORT = Command("make the page of a run again from the tracking store", _arguments, _report)

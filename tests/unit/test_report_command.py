@@ -1,0 +1,34 @@
+"""`csc report`: the page of a run from the tracking store alone."""
+
+from pathlib import Path
+
+import pytest
+
+from csc.cli import main
+from csc.steps.report import report
+from tests.tracked import fresh_database
+from tests.trained import SCENARIO, trained
+
+
+@pytest.fixture
+def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A work folder with one task of a run, and nothing of what its steps wrote."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", fresh_database(tmp_path / "work"))
+    task = trained(tmp_path / "steps", 1)
+    task.register()
+    report(str(task.registered), str(tmp_path / "page.html"), str(tmp_path / "table.md"))
+    task.registered.unlink()
+    return tmp_path / "work"
+
+
+@pytest.mark.parametrize("words", ["", SCENARIO, f"models:/{SCENARIO}-csc@task-01"])
+def test_the_page_is_the_one_that_the_run_made(words: str, workdir: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["report", words, "--workdir", str(workdir)]) == 0
+    (page,) = workdir.glob(f"{SCENARIO}-csc-seed0-*.html")  # its settings have a key: the epochs are changed
+    assert page.read_bytes() == (workdir.parent / "page.html").read_bytes()
+    assert f"report    {page}" in capsys.readouterr().out
+
+
+def test_a_run_that_nobody_knows_is_one_line(workdir: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["report", "voc-b0c4", "--workdir", str(workdir)]) == 2
+    assert "no run 'voc-b0c4' in the tracking store" in capsys.readouterr().err
