@@ -59,8 +59,8 @@ def chain(request, tmp_path_factory):
             train.python_func(
                 config=config, checkpoints="", split=split, train_view=views[0], model=model, prior=prior, **maps
             )
-            results = {"metrics": artifact(dsl.Metrics, "metrics"), "evidence": artifact(dsl.Artifact, "evidence")}
-            results["scores"] = artifact(dsl.Dataset, "scores")
+            kinds = {"metrics": dsl.Metrics, "evidence": dsl.Artifact, "scores": dsl.Dataset}
+            results = {name: artifact(kind, name) for name, kind in kinds.items()}
             evaluate.python_func(model=model, test_view=views[1], prior=prior, **results, **maps)
             registered = artifact(dsl.Model, "registered")
             register.python_func(model=model, test_view=views[1], registered=registered, prior=prior, **results)
@@ -110,8 +110,9 @@ def test_every_metric_can_be_computed_again_from_the_scores(chain):
     before = json.loads(Path(chain["metrics-1"].path).read_text())
     found = Scores.read(chain["scores-2"].path)
     assert found.classes == tuple("0123456789")
-    again = metrics.evaluate(found.confidences, found.targets, found.classes, stored["threshold"], before["best_AP"])
-    assert again == stored
+    calibration = json.loads((Path(chain["model-2"].path) / "model.json").read_text())["calibration"]
+    scored = found.confidences, found.targets, found.classes
+    assert metrics.evaluate(*scored, stored["threshold"], before["best_AP"], old=5, **calibration) == stored
 
 
 def test_headline_numbers_are_shown_by_the_pipeline_too(chain):
