@@ -81,11 +81,11 @@ class Progress(_Line):
 
     def epoch(self, epoch: int, terms: Mapping[str, float]) -> None:
         """Print the finished epoch (from 0) with its mean loss terms."""
-        self.done = (epoch + 1 - self.finished) * self.images_per_epoch
+        self.done = round((epoch + 1 - self.finished) * self.images_per_epoch)
         self._write(self._line(epoch, terms), "\n")
 
     def _report(self, epoch: int) -> Report:
-        done = self.done - (epoch - self.finished) * self.images_per_epoch
+        done = round(self.done - (epoch - self.finished) * self.images_per_epoch)
         title = f"epoch {epoch + 1}/{self.epochs}"
         return Report(title, done, self.images_per_epoch, "images", self._per_second(self.done), self._left())
 
