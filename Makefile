@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test quick test-docker bench screenshots lint format fuzz golden lock wheelhouse images push clean
+.PHONY: help setup run test quick test-docker bench screenshots lint format fuzz golden lock hashes wheelhouse images push sbom \
+	licences audit clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -15,7 +16,8 @@ setup: $(STAMP)  ## make .venv from the lock (once)
 $(STAMP): requirements/dev.txt pyproject.toml
 	@echo "setting up $(VENV) from requirements/dev.txt (some minutes, once)"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes \
+	  -r requirements/dev.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
@@ -55,12 +57,20 @@ golden: $(STAMP)  ## write the compiled pipelines that the tests compare with, a
 LOCK := uv pip compile --quiet --no-header --no-annotate --python-version 3.11 pyproject.toml
 # The embedded digits are one file of scikit-learn, read without its code: an image needs none of what that code needs.
 ONE_FILE := $(foreach name,scipy joblib threadpoolctl narwhals,--no-emit-package $(name))
-lock:  ## resolve the newest versions into requirements/ (needs uv)
+HASHED := dev cpu-image train-image
+lock:  ## resolve the newest versions into requirements/, with hashes (needs uv)
 	$(LOCK) --constraint requirements/limits.txt --extra dev -o requirements/dev.txt
 	for extra in data train tracking pipelines; do \
 	  $(LOCK) --constraint requirements/dev.txt --extra $$extra -o requirements/$$extra.txt; done
 	$(LOCK) --constraint requirements/dev.txt --extra train --extra client -o requirements/train-image.txt
 	$(LOCK) --constraint requirements/dev.txt --extra data --extra client $(ONE_FILE) -o requirements/cpu-image.txt
+	for image in cpu train; do grep '^kfp==' requirements/pipelines.txt >> requirements/$$image-image.txt; done
+	$(MAKE) hashes
+
+hashes:  ## write the hashes of the versions that the locks name into those that are installed from (needs uv)
+	for lock in $(HASHED); do \
+	  uv pip compile --quiet --no-header --no-annotate --no-deps --generate-hashes --python-version 3.11 \
+	    requirements/$$lock.txt -o requirements/$$lock.txt; done
 
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' csc/__init__.py)
 REVISION = $(shell git describe --always --dirty --abbrev=40 --exclude '*' 2>/dev/null || echo unknown)
@@ -75,9 +85,17 @@ push:  ## push the images and note their digests for a profile (REGISTRY=host/pa
 
 wheelhouse: $(STAMP)  ## fetch the wheels of the images into WHEELHOUSE=folder, for a place without network
 	@test -n "$(WHEELHOUSE)" || { echo "make wheelhouse: say where to, WHEELHOUSE=folder" >&2; exit 2; }
-	@sort -u requirements/cpu-image.txt requirements/train-image.txt > $(VENV)/wheels.txt
-	@grep '^kfp==' requirements/pipelines.txt >> $(VENV)/wheels.txt
-	$(BIN)/python -m pip download --quiet --no-deps --dest $(WHEELHOUSE) -r $(VENV)/wheels.txt
+	$(BIN)/python -m pip download --quiet --no-deps --require-hashes --dest $(WHEELHOUSE) \
+	  -r requirements/cpu-image.txt -r requirements/train-image.txt
+
+sbom: $(STAMP)  ## write what each image is made of as CycloneDX (SBOM=folder, default work/sbom)
+	@$(BIN)/python -m images.packages sbom $(or $(SBOM),work/sbom)
+
+licences: $(STAMP)  ## list the licences in the images; fail if one is not allowed
+	@$(BIN)/python -m images.packages licences
+
+audit: $(STAMP)  ## look the images' packages up in the database of known vulnerabilities (needs the internet)
+	@$(BIN)/python -m images.packages audit
 
 clean:  ## remove runs and caches, keep .venv
 	rm -rf work .mypy_cache .ruff_cache .pytest_cache build *.egg-info

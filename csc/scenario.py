@@ -2,11 +2,13 @@
 
 `Bx-Cy` teaches x classes in the base task and y in each later one; with x = 0 the base task also has y.
 Classes arrive in the order that the data set gives, which is lexicographic unless `csc ingest --class-order` says else.
+A model that was extended with more data (`csc extend`) has a scenario with `+n` for each time: the n classes of that
+data set came last.
 """
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from csc.errors import BadScenario
@@ -25,7 +27,9 @@ PAPER_SCENARIOS = (
     "voc-b4c2",
 )
 
-_NAME = re.compile(r"(?P<dataset>[a-z0-9][a-z0-9_.-]*)-b(?P<base>\d{1,6})c(?P<increment>\d{1,6})")
+_NAME = re.compile(
+    r"(?P<dataset>[a-z0-9][a-z0-9_.-]*)-b(?P<base>\d{1,6})c(?P<increment>\d{1,6})(?P<added>(\+\d{1,6})*)"
+)
 
 
 @dataclass(frozen=True)
@@ -45,33 +49,44 @@ class Task:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A data set and the way its classes are cut into tasks."""
+    """A data set and the way its classes are cut into tasks; `added` has the numbers of those that came later."""
 
     dataset: str
     base: int
     increment: int
+    added: tuple[int, ...] = ()
 
     @classmethod
     def parse(cls, name: str) -> "Scenario":
         """Read a name such as `voc-b10c2`.
 
         >>> Scenario.parse("voc-b10c2")
-        Scenario(dataset='voc', base=10, increment=2)
+        Scenario(dataset='voc', base=10, increment=2, added=())
         """
         match = _NAME.fullmatch(name.lower())
         if match is None:
             raise BadScenario(
                 f"scenario '{name}': expected <data set>-b<base classes>c<classes per task>, for instance voc-b10c2"
             )
-        scenario = cls(match["dataset"], int(match["base"]), int(match["increment"]))
-        if scenario.increment == 0:
+        added = tuple(int(count) for count in match["added"].split("+")[1:])
+        scenario = cls(match["dataset"], int(match["base"]), int(match["increment"]), added)
+        if 0 in (scenario.increment, *added):
             raise BadScenario(f"scenario '{name}': a task needs at least one new class, so c0 is not possible")
         return scenario
 
     @property
     def name(self) -> str:
         """The name people type."""
-        return f"{self.dataset}-b{self.base}c{self.increment}"
+        return f"{self.dataset}-b{self.base}c{self.increment}" + "".join(f"+{count}" for count in self.added)
+
+    @property
+    def before(self) -> "Scenario":
+        """The scenario of the model that was extended; the same, if none was."""
+        return replace(self, added=self.added[:-1])
+
+    def extended(self, classes: int) -> "Scenario":
+        """The scenario of a model that learns so many classes of another data set next."""
+        return replace(self, added=(*self.added, classes))
 
     def sizes(self, classes: int) -> tuple[int, ...]:
         """How many classes each task brings, for a data set of so many classes.
@@ -80,7 +95,11 @@ class Scenario:
         (5, 3, 3, 3, 3, 3)
         >>> Scenario.parse("digits-b0c4").sizes(10)
         (4, 4, 2)
+        >>> Scenario.parse("digits-b0c4+3").sizes(13)
+        (4, 4, 2, 3)
         """
+        if self.added:
+            return (*self.before.sizes(classes - self.added[-1]), self.added[-1])
         first = self.base or self.increment
         if first > classes:
             raise BadScenario(

@@ -24,6 +24,7 @@ DECISIVE = (
     "steps/build_dataset.py",
     "steps/embed.py",
     "steps/evaluate.py",
+    "steps/extend.py",
     "steps/split_labels.py",
     "steps/train.py",
     "training/*",

@@ -5,7 +5,9 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 version=$1 revision=$2 docker=${DOCKER:-docker} name=${NAME:-csc}
 arguments=(--build-arg "VERSION=$version" --build-arg "REVISION=$revision")
-[[ -z ${BASE:-} ]] || arguments+=(--build-arg "BASE=$BASE")
+base=${BASE:-python:3.11-slim}
+arguments+=(--build-arg "BASE=$base")
+[[ $base == *@sha256:* ]] || echo "note: $base is a tag, which may move; BASE=name@sha256:… is always the same" >&2
 [[ -z ${PIP_INDEX_URL:-} ]] || arguments+=(--build-arg PIP_INDEX_URL)
 if [[ -n ${WHEELHOUSE:-} ]]; then
   wheels=$name-wheelhouse:$version

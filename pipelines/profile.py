@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, field
+from msgspec import Meta, field, to_builtins
 from msgspec.structs import replace
 
 from csc.components.image import CPU_IMAGE, TRAIN_IMAGE
 from csc.config.reading import Settings, convert, load_yaml
+from csc.config.tree import flatten
 from csc.errors import BadConfig
 from csc.retry import Retries
 from csc.scenario import Scenario
@@ -211,12 +212,22 @@ def read_profile(name: str) -> Profile:
     return profile
 
 
-_SECRET = re.compile(
+_SECRET_NAME = re.compile(
     r".*(SECRET|PASSWORD|PASSWD|PASSPHRASE|TOKEN|(API|ACCESS|ACCOUNT|PRIVATE|SECRET)_?KEY|CONNECTION_STRING)"
-    r"(_.*)?(?<!_FILE)(?<!_PATH)",
+    r"(_.*)?(?<!_FILE)(?<!_PATH)|(.*_)?(PASS|PWD|PAT)",
     re.IGNORECASE,
 )
-_LOGIN = re.compile(r"://[^/\s]*@")  # user and password before the host of an address
+# What a value looks like that opens something, whatever the name of its variable.
+_SECRET_VALUES = {
+    "an address with a login in it": r"://[^/\s]*@",
+    "a private key": r"-----BEGIN [A-Z ]*PRIVATE KEY-----",
+    "the id of an AWS key": r"\b(AKIA|ASIA)[A-Z0-9]{16}\b",
+    "an AWS secret key": r"\A(?=.*[a-z])(?=.*[A-Z])(?=.*\d)[A-Za-z0-9+/]{40}\Z",
+    "a token of GitHub or GitLab": r"\b(gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{20,})",
+    "a token of Hugging Face": r"\bhf_[A-Za-z0-9]{30,}\b",
+    "a token of Slack": r"\bxox[abeprs]-[\w-]{10,}",
+    "a JSON web token": r"\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.",
+}
 
 
 def _secret_problems(profile: Profile) -> Iterator[tuple[str, str]]:
@@ -225,11 +236,14 @@ def _secret_problems(profile: Profile) -> Iterator[tuple[str, str]]:
         if bool(secret.name) != bool(secret.keys):
             yield f"secrets.{name}", "needs both a name and keys: {key of the secret: environment variable}"
     elsewhere = "a profile holds no secrets; put it into a Kubernetes secret named under secrets"
-    for variable, value in profile.env.items():
-        if _SECRET.fullmatch(variable):
+    for variable in profile.env:
+        if _SECRET_NAME.fullmatch(variable):
             yield f"env.{variable}", elsewhere
-        if _LOGIN.search(value):
-            yield f"env.{variable}", f"an address with a login in it; {elsewhere}"
+    for key, value in flatten(to_builtins(profile)):
+        for text in value if isinstance(value, list) else [value]:
+            for what, form in _SECRET_VALUES.items():
+                if isinstance(text, str) and re.search(form, text):
+                    yield key, f"{what}; {elsewhere}"
 
 
 def _contradictions(profile: Profile) -> Iterator[tuple[str, str]]:

@@ -6,6 +6,7 @@ arguments; scenario, tasks and profile are fixed by compiling. A window of later
 before it, looked up in the registry.
 """
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,7 +32,7 @@ from csc.pipelines.profile import Profile, run_defaults
 from csc.pipelines.window import Window
 from csc.scenario import Scenario
 
-__all__ = ["build_pipeline", "compile_pipeline", "pipeline_name"]
+__all__ = ["LOCAL", "Results", "build_pipeline", "compile_pipeline", "learn_split", "pipeline_name"]
 
 LOCAL = Profile()
 
@@ -67,13 +68,29 @@ def _task_steps(
     **prior: dsl.Model,
 ) -> dsl.Model:
     """Wire the five steps of a task; return its registered model. The base task has no `prior`."""
-    split = split_labels(origin=origin, scenario=scenario, task=task, tasks=tasks)
-    views = build_dataset(origin=origin, config=config, split=split.outputs["split"])
+    step = apply(profile, split_labels(origin=origin, scenario=scenario, task=task, tasks=tasks))
+    split = step.outputs["split"]
+    return learn_split(profile, train, origin, config, checkpoints, features, gpus, split, **prior)["registered"]
+
+
+def learn_split(
+    profile: Profile,
+    train: BaseComponent,
+    origin: str,
+    config: str,
+    checkpoints: str,
+    features: str,
+    gpus: str,
+    split: dsl.Artifact,
+    **prior: dsl.Model,
+) -> dict[str, Any]:
+    """Wire the steps of a task after its split; return the model folder and the registered model."""
+    views = build_dataset(origin=origin, config=config, split=split)
     trained = train(
         config=config,
         checkpoints=checkpoints,
         features=features,
-        split=split.outputs["split"],
+        split=split,
         train_view=views.outputs["train_view"],
         **prior,
     )
@@ -86,11 +103,11 @@ def _task_steps(
         scores=scored.outputs["scores"],
         **prior,
     )
-    for step in (split, views, registered):
+    for step in (views, registered):
         apply(profile, step)
     for step in (trained, scored):
         apply(profile, step, gpus)
-    return registered.outputs["registered"]
+    return {"model": trained.outputs["model"], "registered": registered.outputs["registered"]}
 
 
 def _tasks_with(train: BaseComponent, profile: Profile) -> tuple[BaseComponent, BaseComponent]:
@@ -123,7 +140,7 @@ def _tasks_with(train: BaseComponent, profile: Profile) -> tuple[BaseComponent, 
 
 def pipeline_name(scenario: Scenario) -> str:
     """Stable per scenario: the cluster's cache is kept under this name."""
-    return f"csc-{scenario.name}".replace(".", "-").replace("_", "-")
+    return re.sub(r"[._+]", "-", f"csc-{scenario.name}")
 
 
 def build_pipeline(

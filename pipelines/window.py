@@ -28,6 +28,8 @@ class Window:
         >>> Window.parse(None, Scenario.parse("digits-b0c2"), 10)
         Window(first=1, last=5, total=5)
         """
+        if scenario.added:
+            raise BadScenario(f"scenario '{scenario.name}' is that of an extended model; 'csc extend' makes one")
         total = len(scenario.sizes(classes))
         if text is None:
             return cls(1, total, total)

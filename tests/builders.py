@@ -1,16 +1,21 @@
 """Small valid data sets in the layouts that the readers know, for tests to ingest or to break."""
 
+import hashlib
 import io
 import json
 import random
+import shutil
 import xml.etree.ElementTree as ET
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from PIL import Image
 
+from csc.data.dataset import Dataset
 from csc.data.ingest.voc import VOC_CLASSES
 
 VOC_TRAIN = tuple(f"{number:06d}" for number in range(1, 7))
@@ -145,3 +150,20 @@ def contents(folder: Path) -> dict[str, bytes | None]:
     return {
         path.relative_to(folder).as_posix(): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")
     }
+
+
+def part_of(source: Dataset, folder: Path, name: str, classes: Iterable[str]) -> Dataset:
+    """Make a data set with some classes of another one, and the images that have one of them."""
+    kept = set(classes)
+    table = source.labels()
+    labels = [[label for label in row if label in kept] for row in table["labels"].to_pylist()]
+    rows = [index for index, row in enumerate(labels) if row]
+    column = pa.array([labels[index] for index in rows], table.schema.field("labels").type)
+    shutil.copytree(source.path, folder)
+    part = table.take(rows).set_column(table.schema.get_field_index("labels"), "labels", column)
+    pq.write_table(part, folder / "labels.parquet")
+    facts = json.loads((folder / "dataset.json").read_text())
+    facts |= {"name": name, "classes": sorted(kept)}
+    facts["fingerprint"] = hashlib.sha256(json.dumps([facts, labels]).encode()).hexdigest()
+    (folder / "dataset.json").write_text(json.dumps(facts))
+    return Dataset.open(folder)

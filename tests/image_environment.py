@@ -30,16 +30,14 @@ def image_python(kind: str) -> Path:
     As in the image, kfp comes without its requirements; our own code is that of the checkout.
     """
     lock = (ROOT / "requirements" / f"{kind}-image.txt").read_text()
-    kfp = re.search(r"^kfp==.*$", (ROOT / "requirements" / "pipelines.txt").read_text(), re.MULTILINE)
-    assert kfp is not None
     ours = _installed("csc").read_text("RECORD") or ""
-    facts = [lock, kfp[0], ours, sys.version, Path(__file__).read_text()]
+    facts = [lock, ours, sys.version, Path(__file__).read_text()]
     mark = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:12]
     folder = ROOT / f".venv-{kind}-image"
     if not (folder / mark).is_file():
         shutil.rmtree(folder, ignore_errors=True)
         aside = folder.with_name(f"{folder.name}.{os.getpid()}")
-        _make(aside, [*lock.split(), kfp[0], "csc"])
+        _make(aside, [*re.findall(r"^\S+==\S+", lock, re.MULTILINE), "csc"])
         (aside / mark).touch()
         aside.rename(folder)
     return folder / "bin" / "python"

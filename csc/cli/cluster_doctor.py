@@ -6,13 +6,14 @@ What may not be seen is `unknown`, with the kubectl command for somebody who may
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import yaml
 
 from csc.cli.doctor import Check
 from csc.pipelines.cluster.kubernetes import Cluster, Unseen
+from csc.pipelines.cluster.terminal import printable
 from csc.pipelines.profile import Profile, Secret, read_profile
 
 __all__ = ["RetryPolicy", "cluster_checks", "retry_warning"]
@@ -99,6 +100,11 @@ def retry_warning(profile: Profile, namespace: str = "", seconds: float = 3.0) -
 
 def cluster_checks(profile: str | None, namespace: str | None) -> Iterator[Check]:
     """Ask everything, one after the other; without a profile only the retry policy and the account."""
+    for check in _checks(profile, namespace):
+        yield replace(check, text=printable(check.text))  # some of it is what the cluster says
+
+
+def _checks(profile: str | None, namespace: str | None) -> Iterator[Check]:
     asked = read_profile(profile) if profile else Profile()
     where = namespace or asked.cluster.namespace or KUBEFLOW
     account, claim = asked.cluster.service_account, asked.storage.volume.claim

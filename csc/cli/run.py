@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +34,17 @@ from csc.version import code_version
 if TYPE_CHECKING:
     from csc.pipelines.local.runner import LocalRun
 
-__all__ = ["COMPILE", "RUN", "class_count", "interruptible", "overrides_of", "scenario_arguments"]
+__all__ = [
+    "COMPILE",
+    "RUN",
+    "class_count",
+    "interruptible",
+    "overrides_of",
+    "run_here",
+    "scenario_arguments",
+    "shown_arguments",
+    "view_for",
+]
 
 
 def scenario_arguments(parser: ArgumentParser, profile: str = "local") -> None:
@@ -108,12 +118,17 @@ def _compile(arguments: Namespace) -> int:
 
 def _run_arguments(parser: ArgumentParser) -> None:
     scenario_arguments(parser)
+    shown_arguments(parser)
+    parser.add_argument("--dry-run", action="store_true", help="print settings and what would be done; run nothing")
+
+
+def shown_arguments(parser: ArgumentParser) -> None:
+    """Declare where a run on this machine goes, how it is run, and what is shown of it."""
     workdir_argument(parser)
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--verbose", action="store_true", help="show all output of the steps")
     shown.add_argument("--quiet", action="store_true", help="show the results only")
     parser.add_argument("--json", action="store_true", help="print the results as one JSON object, all else on stderr")
-    parser.add_argument("--dry-run", action="store_true", help="print settings and what would be done; run nothing")
     parser.add_argument(
         "--runner",
         choices=["forked", "subprocess", "docker"],
@@ -180,25 +195,19 @@ def _run(arguments: Namespace) -> int:
     if arguments.dry_run:
         return _dry_run(plan)
     preflight(plan.config, plan.workdir, in_containers=arguments.runner == "docker")
-    from csc.pipelines.local.runner import StepCrashed, run_compiled
     from csc.pipelines.scenario import compile_pipeline
 
-    view = _view(arguments, plan.scenario.sizes(plan.classes))
+    view = view_for(arguments, plan.scenario.sizes(plan.classes))
     view.say(plan.scenario.announcement(plan.classes))  # nonsense is refused before anything is written
-    with interruptible(), locked(plan.workdir, plan.name, plan.facts) as temporary:
-        package = plan.workdir / "runs" / f"{plan.name}.yaml"
+
+    def compile_to(package: Path) -> None:
         profile = on_this_machine(plan.profile)
         compile_pipeline(plan.scenario, plan.classes, package, plan.overrides, profile, plan.window)
-        checkpoints = plan.workdir / "checkpoints" / plan.name
-        inputs = {"data": plan.data, "config": plan.facts["config"], "checkpoints": str(checkpoints)}
-        variables = {"TMPDIR": str(temporary)} if arguments.runner != "docker" else {}
-        try:
-            with closed_if_cut_short(plan.facts):
-                run = run_compiled(package, inputs, plan.workdir, view, runner=arguments.runner, variables=variables)
-        except StepCrashed as error:
-            print(error, file=sys.stderr)
-            return 1
-        shutil.rmtree(checkpoints, ignore_errors=True)  # all tasks are registered, nothing is left to resume
+
+    inputs = {"data": plan.data, "config": plan.facts["config"]}
+    run = run_here(arguments, plan.workdir, plan.name, plan.facts, compile_to, inputs, view)
+    if run is None:
+        return 1
     page = plan.workdir / f"{page_name(plan.scenario.name, plan.config)}.html"
     write_bytes(page, run.page.read_bytes())
     if arguments.json:
@@ -208,14 +217,50 @@ def _run(arguments: Namespace) -> int:
     return 0
 
 
+def run_here(
+    arguments: Namespace,
+    workdir: Path,
+    name: str,
+    facts: Mapping[str, str],
+    compile_to: Callable[[Path], None],
+    inputs: Mapping[str, str],
+    view: View,
+) -> "LocalRun | None":
+    """Run a pipeline on this machine, in one process at a time; none if a step crashed, which is told then.
+
+    Args:
+        arguments: of the command line.
+        workdir: folder of runs and results.
+        name: of the run's files there.
+        facts: what tracking knows the run by, see `csc.steps.finish.close`.
+        compile_to: writes the compiled pipeline.
+        inputs: its run-time arguments, but for the checkpoints.
+        view: shows what happens.
+    """
+    from csc.pipelines.local.runner import StepCrashed, run_compiled
+
+    with interruptible(), locked(workdir, name, facts) as temporary:
+        package, checkpoints = workdir / "runs" / f"{name}.yaml", workdir / "checkpoints" / name
+        compile_to(package)
+        given = {**inputs, "checkpoints": str(checkpoints)}
+        variables = {"TMPDIR": str(temporary)} if arguments.runner != "docker" else {}
+        try:
+            with closed_if_cut_short(facts):
+                run = run_compiled(package, given, workdir, view, runner=arguments.runner, variables=variables)
+        except StepCrashed as error:
+            print(error, file=sys.stderr)
+            return None
+        shutil.rmtree(checkpoints, ignore_errors=True)  # all tasks are registered, nothing is left to resume
+        return run
+
+
 def _dry_run(plan: _Plan) -> int:
     """Print what a run would do, and do nothing of it."""
     from csc.tracking.story import finished_tasks
 
     print(plan.scenario.announcement(plan.classes))
-    seed = {"seed": plan.config.seed} if plan.config.seed else {}
-    changed = settings_text(seed | changed_settings(plan.scenario.name, plan.config))
-    print(f"method    {plan.config.method}, {', '.join(changed) or 'with its own settings'}")
+    changed = settings_text(changed_settings(plan.scenario.name, plan.config))
+    print(f"method    {plan.config.method}, seed {plan.config.seed}, {', '.join(changed) or 'its own settings'}")
     print(f"data      {plan.data}" + ("" if plan.key else " (will be made)"))
     finished = finished_tasks(plan.key) if plan.key and not nothing_tracked() else {}
     for task in range(plan.window.first, plan.window.last + 1):
@@ -223,7 +268,7 @@ def _dry_run(plan: _Plan) -> int:
     return 0
 
 
-def _view(arguments: Namespace, sizes: Sequence[int]) -> View:
+def view_for(arguments: Namespace, sizes: Sequence[int]) -> View:
     """What the person sees: a live view on a terminal, plain lines elsewhere, or nothing."""
     out = sys.stderr if arguments.json else sys.stdout
     if arguments.quiet:
@@ -252,9 +297,11 @@ def interruptible() -> Iterator[None]:
 
 def _print_json(plan: _Plan, run: "LocalRun", page: Path) -> None:
     """Print the results for a program to read: everything that the registry keeps of the last task."""
-    record = find_record(model_name(plan.scenario.name, plan.config.method), plan.window.last, plan.key)
-    kept = {"model": record.model.uri, "summary": record.run.summary, "run": record.run.to_plain()} if record else {}
-    print(json.dumps({**kept, "report": str(page), "reused": run.reused, "seconds": run.seconds}))
+    name = model_name(plan.scenario.name, plan.config.method)
+    shown, record = point_aliases(name, plan.key), find_record(name, plan.window.last, plan.key)
+    results = {"summary": record.run.summary, "run": record.run.to_plain()} if record else {}
+    files = {"model": shown.uri, "alias": shown.alias, "report": str(page)}
+    print(json.dumps({**files, **results, "reused": run.reused, "seconds": run.seconds}))
 
 
 def _model(plan: _Plan) -> str:

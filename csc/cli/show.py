@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from csc.cli.command import Command
 from csc.cli.workdir import tracked_workdir, workdir_argument
 from csc.errors import BadConfig
+from csc.tracking.names import settings_text
 
 if TYPE_CHECKING:
     from csc.artifacts import TaskResult
@@ -53,7 +54,7 @@ def _show(arguments: Namespace) -> int:
 
 def _changes(story: "Story") -> str:
     try:
-        return " · ".join(f"{key}={value}" for key, value in story.changed.items()) or "the method's own"
+        return " · ".join(settings_text(story.changed)) or "the method's own"
     except BadConfig as error:
         return f"of another version: {error}"
 

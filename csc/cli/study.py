@@ -22,6 +22,7 @@ from csc.cli.workdir import use_workdir
 from csc.config import parse_overrides
 from csc.data.dataset import Dataset
 from csc.data.ingest.digits import VERSION, ingest_digits
+from csc.data.published import benchmark_note
 from csc.errors import BadConfig, BadData
 from csc.pipelines.local.lock import make_writable
 from csc.pipelines.profile import SHIPPED as PROFILES
@@ -29,7 +30,7 @@ from csc.pipelines.profile import Profile, read_profile, run_defaults
 from csc.scenario import CLASS_COUNTS, Scenario
 from csc.storage import absolute, exists, join
 from csc.study.cells import Cell, DataSource, Result, cells, results
-from csc.study.files import write_files
+from csc.study.files import log_outcome, write_files
 from csc.study.local import command_of, distinct, run_cells
 from csc.study.outcome import Outcome
 from csc.study.reading import SHIPPED, read_study
@@ -106,6 +107,7 @@ def _study(arguments: Namespace) -> int:
     outcome = Outcome(study, tuple(known))
     folder = Path(arguments.output) if arguments.output else workdir / "studies"
     files = write_files(outcome, folder)
+    log_outcome(outcome)
     print(f"\n{text(outcome)}\n")
     done, refused = sum(not result.missing for result in known), sum(bool(cell.refused) for cell in asked)
     print(f"cells     {done} of {len(known)} finished, {len(outcome.failed)} failed, {refused} not run")
@@ -191,7 +193,7 @@ def _sources_here(
             ingest_digits(uri)
         if uri and exists(join(uri, "dataset.json")):
             dataset = Dataset.open(uri)
-            sources[name] = DataSource(uri, len(dataset.classes), dataset.fingerprint)
+            sources[name] = DataSource(uri, len(dataset.classes), dataset.fingerprint, benchmark_note(dataset))
         elif uri and name in CLASS_COUNTS:
             sources[name] = DataSource(uri, CLASS_COUNTS[name])
     return sources

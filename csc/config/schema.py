@@ -170,6 +170,7 @@ class Memory(Settings, frozen=True):
         weight: of the loss of such a batch.
         labels: which labels of an exemplar count.
         unknown: whether other labels count as absent or not at all.
+        relabel: who fills in unknown labels: nobody, the prior model (old classes), or the learner, too (new ones).
         rho: of prs: the share of a class in the memory is its frequency to this power.
     """
 
@@ -182,6 +183,7 @@ class Memory(Settings, frozen=True):
     weight: NotNegative = 0.5
     labels: Literal["own_task", "own_to_current"] = "own_to_current"
     unknown: Literal["negative", "masked"] = "negative"
+    relabel: Literal["none", "teacher", "both"] = "none"
     rho: float = 0.0
 
     def __post_init__(self) -> None:
@@ -200,6 +202,10 @@ class Register(Settings, frozen=True):
     """What a model must reach to be named by an alias: a least mAP, a largest loss of mAP since the task before.
 
     In percent and points of mAP; 0 for no limit. A model that fails is registered all the same.
+
+    Attributes:
+        min_map: least mAP of a model that gets an alias; 0 for any.
+        max_drop: points of mAP that it may lose since the task before; 0 for any.
     """
 
     min_map: Annotated[float, Meta(ge=0, le=100)] = 0.0
@@ -209,7 +215,11 @@ class Register(Settings, frozen=True):
 class Statistics(Settings, frozen=True):
     """Features of old classes, drawn from their mean and spread at each step (`csc.replay.statistics`); ours.
 
-    As many are drawn as the batch has images, and their loss counts `weight`. Only with a frozen backbone.
+    As many are drawn as the batch has images. Only with a frozen backbone.
+
+    Attributes:
+        replay: whether features are drawn.
+        weight: of their loss.
     """
 
     replay: bool = False

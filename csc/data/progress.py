@@ -57,7 +57,7 @@ class _Line:
         self.stream.write(("\r\x1b[K" if self.live else "") + line + end)
         self.stream.flush()
 
-    def _per_second(self, count: int) -> float:
+    def _per_second(self, count: float) -> float:
         return count / max(time.monotonic() - self.started, 1e-9)
 
 
@@ -69,7 +69,7 @@ class Progress(_Line):
     ) -> None:
         super().__init__(stream)
         self.title, self.epochs, self.images_per_epoch, self.finished = title, epochs, images_per_epoch, finished
-        self.done = 0
+        self.done = 0.0
 
     def advance(self, epoch: int, images: int) -> None:
         """Count images of an epoch (from 0); on a terminal, refresh the line."""

@@ -80,9 +80,11 @@ class ShardFiles:
 
     def _read(self, shard: int) -> tuple[Path, pa.ChunkedArray]:
         with self._local(shard) as path:
-            if _sha256(path, path.stat().st_mtime_ns) != self._entry(shard).sha256:
+            changed = 0 if self._cache else path.stat().st_mtime_ns  # the cache notes there when it was asked
+            if _sha256(path, changed) != self._entry(shard).sha256:
                 if self._cache is not None:
                     path.unlink()  # the copy was damaged on this node: fetch it again
+                    _sha256.cache_clear()
                     raise FileNotFoundError(f"{path} was damaged")
                 raise OSError("its bytes are not those that were written")
             return path, pa.ipc.open_file(pa.memory_map(str(path))).read_all().column(self._column)

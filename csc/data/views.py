@@ -53,6 +53,11 @@ class View:
         dense[rows, to_numpy(labels.values[offsets[0] : offsets[-1]])] = True
         return dense
 
+    def positions(self) -> list[list[int]]:
+        """Shard of each image, and row there."""
+        columns = [to_numpy(self.table["shard"]), to_numpy(self.table["row"])]
+        return np.stack(columns, axis=1).tolist()  # type: ignore[no-any-return]
+
     def where(self, kept: np.ndarray[Any, np.dtype[np.bool_]]) -> "View":
         """Only the images that a mask keeps."""
         return replace(self, table=self.table.filter(from_numpy(kept)))
@@ -80,13 +85,14 @@ def train_view(dataset: Dataset, task: Task, *, labels: str = "task", held_out: 
 
 
 def test_view(dataset: Dataset, task: Task, *, held_out: int = 0) -> View:  # noqa: PT028  # no test, a view
-    """The test images of a task: those with any class seen so far, with all seen labels.
+    """The test images of a task: those with any class seen so far, with all seen labels that the data set has.
 
     With `held_out`, the training images that `train_view` leaves out replace the test images, so that settings can be
     chosen without the test images.
     """
     split = "train" if held_out else "test"
-    view = _view(dataset, split, member=task.seen, shown=task.seen, seen=task.seen)
+    labelled = tuple(name for name in task.seen if name in dataset.classes)  # all, unless a model was extended
+    view = _view(dataset, split, member=labelled, shown=labelled, seen=labelled)
     if held_out:
         view = view.where(_held_out(view, held_out))
     if len(view) == 0:

@@ -17,7 +17,7 @@ __all__ = ["CSC", "CiGcn"]
 class CiGcn(Settings, frozen=True, kw_only=False):
     """The class-incremental graph network; every ablation of the paper's table 5 is a value here.
 
-    The other values are other readings of the paper; `rank` above 0 is our own low-rank form for many classes.
+    The other values are other readings of the paper; `rank` and `divide_specific` are ours.
 
     Attributes:
         width: features of a class in the graph.
@@ -28,6 +28,7 @@ class CiGcn(Settings, frozen=True, kw_only=False):
         fusion: how the scores of maps and graph come together.
         plain: takes out what the released network adds to the equations.
         rank: of a low-rank form of the general matrix; 0 for the full one.
+        divide_specific: divides A_s by the number of classes, so that what a node gathers does not grow with them.
     """
 
     width: AtLeast1 = 1024
@@ -38,6 +39,7 @@ class CiGcn(Settings, frozen=True, kw_only=False):
     fusion: Literal["mean", "sum"] = "mean"
     plain: bool = False
     rank: AtLeast0 = 0
+    divide_specific: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a rank of a matrix that is counted, not learned."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from csc.nets.head import Head
     from csc.nets.network import Network, Outputs
 
-__all__ = ["KRT", "Krt", "threshold_for"]
+__all__ = ["KRT", "Krt", "threshold_for", "thresholds_for"]
 
 STEP, STEPS, TOLERANCE = 0.005, 100, 0.1
 LOWEST, HIGHEST = 1e-4, 0.999999
@@ -31,6 +31,7 @@ class Krt(Settings, frozen=True):
         threshold: confidence at which an old class counts as a pseudo-label, to begin with.
         labels_per_image: of the data set, on average.
         of_classes: how many classes that average is over.
+        per_class: gives each old class a threshold of its own; ours.
     """
 
     width: AtLeast1 = 384
@@ -40,6 +41,7 @@ class Krt(Settings, frozen=True):
     threshold: Unit = 0.8
     labels_per_image: NotNegative = 2.9
     of_classes: AtLeast1 = 80
+    per_class: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a width that the attention heads cannot share."""
@@ -66,6 +68,9 @@ class KRT(Method):
 
     Transfer: e are the embeddings of the old tasks, side by side, in the cross-attention head (`head: attention`, in
     `csc.nets.attention`). Retention tokens and classifiers of old tasks do not learn.
+
+    With `per_class`, η of each class is where it has its share of those pseudo-labels: as large as that of its labels
+    among all labels of old classes, each counted in its own task.
     """
 
     name = "krt"
@@ -78,7 +83,8 @@ class KRT(Method):
     def __init__(self, config: Config, state: "Mapping[str, Tensor] | None" = None) -> None:
         super().__init__(config, state)
         self.settings = config.of(Krt)
-        self.threshold = float(self.state.get("threshold", self.settings.threshold))  # η, as the last task left it
+        # η, as the last task left it; or one for each old class
+        self.threshold: float | Tensor = float(self.state.get("threshold", self.settings.threshold))
 
     def begin(self, lesson: Lesson) -> None:
         """Look for η, with what the prior model says of the task's images."""
@@ -89,12 +95,25 @@ class KRT(Method):
             return
         scores = lesson.logits_of_prior().sigmoid()
         expected = self.settings.labels_per_image * scores.shape[1] / self.settings.of_classes
-        self.threshold, found = threshold_for(scores, expected, self.threshold)
+        if self.settings.per_class:
+            share = self.state["labels"].to(scores) / self.state["labels"].sum()
+            self.threshold = thresholds_for(scores, expected * share)
+            return
+        self.threshold, found = threshold_for(scores, expected, float(self.threshold))
         self.state["threshold"] = torch.tensor(self.threshold, dtype=torch.float64)
         is_main_process = not dist.is_initialized() or dist.get_rank() == 0
         if abs(found - expected) > TOLERANCE and is_main_process:
             counts = f"{found:.2f} pseudo-labels per image above {self.threshold:.4f}, expected {expected:.2f}"
             print(f"krt: {counts}", flush=True)
+
+    def finish(self, lesson: Lesson) -> None:
+        """Count the labels of the new classes, for thresholds of their own."""
+        import torch
+
+        super().finish(lesson)
+        if self.settings.per_class:
+            counts = lesson.labels()[:, -lesson.new :].sum(0)
+            self.state["labels"] = torch.cat([self.state.get("labels", counts[:0]), counts])
 
     def frozen(self, network: "Network") -> Iterable[str]:
         """The old tasks' tokens and classifiers; another head has none."""
@@ -129,6 +148,12 @@ class KRT(Method):
         for name, values in step.distances.items():
             terms[name] = weight * values.mean()
         return terms
+
+
+def thresholds_for(scores: "Tensor", expected: "Tensor") -> "Tensor":
+    """Of each class (classes,), the threshold that `expected` (classes,) of its scores per image exceed."""
+    above = (expected * len(scores)).round().long().clamp(0, len(scores) - 1)
+    return scores.sort(dim=0, descending=True).values.gather(0, above.unsqueeze(0))[0]
 
 
 def threshold_for(scores: "Tensor", expected: float, start: float) -> tuple[float, float]:

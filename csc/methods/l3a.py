@@ -16,7 +16,11 @@ __all__ = ["L3A", "L3a"]
 class L3a(Ridge, frozen=True):
     """The closed form as published, and its two ablations.
 
-    `weighting=none` counts all images alike; `pseudo_labels=0` gives none. Both together are plain ACIL.
+    Without weights and pseudo-labels it is plain ACIL.
+
+    Attributes:
+        weighting: of images: by the rarity of their classes (sqrt), or all alike (none).
+        pseudo_labels: confidence from which an old class counts as present in a new image; 0 for no pseudo-labels.
     """
 
     penalty: NotNegative = 1000.0

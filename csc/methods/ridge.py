@@ -22,8 +22,14 @@ CHUNK = 4096  # images whose h are there at a time
 class Ridge(Settings, frozen=True):
     """The closed form: its penalty, and the features h that it is linear in.
 
-    `penalty` counts in units of trace(A) / size, or is λ itself without `relative`. `hidden` > 0 expands the features
-    at random. `once` counts an image that comes again in a later task once: digests of image names are kept for that.
+    Attributes:
+        penalty: λ, in units of trace(A) / size.
+        relative: whether it is in these units; otherwise it is λ itself.
+        bias: whether there is a constant among the features.
+        standardise: whether features are, by the mean and the deviation of the base task.
+        pooling: of the maps: their mean, or mean and maximum side by side.
+        hidden: random features that the pooled ones are expanded to; 0 for none.
+        once: whether an image that comes again in a later task is counted once; digests of image names are kept then.
     """
 
     penalty: NotNegative = 1.0

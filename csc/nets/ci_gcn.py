@@ -121,7 +121,8 @@ class CIGCN(Head):
         g = _activated(self.pooled_norm(self.pooled(V1.mean(dim=1))))  # (B, D1)
         on_pooled, on_node = self.specific_cm.weight.chunk(2, dim=1)  # W [g ; v] = W' g + W'' v, g never copied n times
         bias = linear(g, on_pooled, self.specific_cm.bias)
-        return linear(V1, on_node).add_(bias.unsqueeze(1)).sigmoid_()
+        weights = linear(V1, on_node).add_(bias.unsqueeze(1)).sigmoid_()
+        return weights / weights.shape[2] if self.config.divide_specific else weights
 
     def specific_gcn(self, V1: Tensor) -> Tensor:
         """(B, n, D1) → (B, n, D2): relations of this image."""

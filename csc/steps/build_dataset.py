@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import numpy as np
+
 from csc.artifacts import Origin, Split
 from csc.config import resolve
 from csc.data.dataset import Dataset
@@ -27,8 +29,11 @@ def build_dataset(origin: str, split: str, config: str, train_out: str, test_out
     task = chosen.task
     settings = resolve(Scenario.parse(chosen.scenario).dataset, config)
     dataset = Dataset.open(Origin.from_json(origin).data)
-    train = train_view(dataset, task, labels=settings.labels, held_out=settings.held_out)
     test = test_view(dataset, task, held_out=settings.held_out)
+    if Scenario.parse(chosen.scenario).added and not set(task.new) & set(dataset.classes):
+        train = test.where(np.zeros(len(test), bool))  # the old data of a model that is extended: only tested
+    else:
+        train = train_view(dataset, task, labels=settings.labels, held_out=settings.held_out)
     write_view(train, Path(train_out))
     write_view(test, Path(test_out))
     tested = "held-out training" if settings.held_out else "test"

@@ -8,10 +8,11 @@ from pathlib import Path
 import msgspec
 
 from csc.data.dataset import Dataset
+from csc.data.published import benchmark_note
 from csc.retry import with_retries
 from csc.storage import atomic_folder, write_bytes
 from csc.study.cells import DataSource, cells, results
-from csc.study.files import write_files
+from csc.study.files import log_outcome, write_files
 from csc.study.outcome import Outcome
 from csc.study.page import render
 from csc.study.render import markdown, text
@@ -47,7 +48,7 @@ def collect(order: str, page_out: str, table_out: str, files_out: str) -> str:
     content = json.loads(order)
     study = msgspec.convert(content["study"], Study)
     sources = {name: DataSource(**source) for name, source in content["sources"].items()}
-    sources = {name: replace(s, fingerprint=Dataset.open(s.data).fingerprint) for name, s in sources.items()}
+    sources = {name: _described(source) for name, source in sources.items()}
     asked = cells(study, sources)
     tried = {asked[number].name for number in content["tried"]}
     found = results(asked, tried=tried)
@@ -57,6 +58,13 @@ def collect(order: str, page_out: str, table_out: str, files_out: str) -> str:
     write_bytes(table_out, markdown(outcome).encode())
     with atomic_folder(Path(files_out)) as folder:
         write_files(outcome, folder)
+    log_outcome(outcome)
     tables = text(outcome)
     print(tables)
     return tables
+
+
+def _described(source: DataSource) -> DataSource:
+    """A source with what its data set says of itself."""
+    dataset = Dataset.open(source.data)
+    return replace(source, fingerprint=dataset.fingerprint, note=benchmark_note(dataset))

@@ -11,6 +11,7 @@ from csc.data.views import read_view
 from csc.errors import BadModel
 from csc.model import load_network, read_card
 from csc.retry import with_retries
+from csc.scenario import Scenario
 
 __all__ = ["evaluate"]
 
@@ -39,7 +40,8 @@ def evaluate(
     from csc.distributed.launch import processes_for, run
 
     card, view = read_card(Path(model)), read_view(test_view)
-    if view.classes != card.classes:
+    judged = {name for name in card.classes if name in view.classes}
+    if view.classes != card.classes and not (Scenario.parse(card.scenario).added and judged == set(view.classes)):
         raise BadModel(f"{model}: knows other classes than {test_view}; both must be of the same task")
     processes = processes_for(card.settings().train.processes, exactly=False)
     files = {"model": model, "test_view": test_view, "scores_out": scores_out, "features": features}
@@ -50,7 +52,8 @@ def evaluate(
         score(**files)
     seconds = time.monotonic() - started
     scores = Scores.read(scores_out)
-    best_ap = RegisteredTask.read(prior).run.last.metrics.best_AP if prior else {}
+    before = RegisteredTask.read(prior).run.last.metrics.best_AP if prior else {}
+    best_ap = {name: ap for name, ap in before.items() if name in judged}
     numbers = Metrics(
         **metrics.evaluate(
             scores.confidences,
@@ -58,7 +61,7 @@ def evaluate(
             view.classes,
             card.settings().threshold,
             best_ap,
-            old=len(card.classes) - len(card.new),
+            old=sum(name not in card.new for name in view.classes),
             temperature=card.temperature,
             thresholds=card.thresholds,
         )
@@ -69,7 +72,9 @@ def evaluate(
 
         gather_evidence(Path(model), view, scores, features, seconds).write(evidence_out)
     head = " · ".join(f"{name} {numbers[name]:.2f}" for name in ("mAP", "CF1", "OF1", "FPR", "forgetting"))
-    print(f"task {card.task}/{card.tasks}: {head} on {len(view):,} test images, {len(view.classes)} classes")
+    rest = len(card.classes) - len(judged)
+    classes = f"{len(judged)} classes" + (f"; they have no labels of the other {rest}" if rest else "")
+    print(f"task {card.task}/{card.tasks}: {head} on {len(view):,} test images, {classes}")
     return numbers
 
 
@@ -86,4 +91,5 @@ def score(model: str, test_view: str, scores_out: str, features: str) -> None:
         if not group.is_main:
             collections.deque(batches, maxlen=0)  # its shard of the work, without the writing
             return
-        Scores.write(view, (batch.numpy() for _, batch in batches), scores_out)
+        columns = [card.classes.index(name) for name in view.classes]
+        Scores.write(view, (batch.numpy()[:, columns] for _, batch in batches), scores_out)

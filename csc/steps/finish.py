@@ -13,7 +13,7 @@ from csc.version import code_version
 __all__ = ["close", "finish"]
 
 
-def close(scenario: str, data: str, config: str, state: str) -> None:
+def close(scenario: str, data: str, config: str, state: str, extended: str = "") -> None:
     """Mark what is still open of a scenario run as failed or killed.
 
     A complete run of which every step was reused changes nothing by itself, yet whoever asks for it expects that
@@ -24,6 +24,7 @@ def close(scenario: str, data: str, config: str, state: str) -> None:
         data: folder or `s3://` prefix of the data set.
         config: settings as JSON.
         state: how the steps ended, in the words of Kubeflow Pipelines.
+        extended: fingerprint of the model that the run extends, if it does.
     """
     try:
         fingerprint = Dataset.open(data).fingerprint
@@ -33,7 +34,7 @@ def close(scenario: str, data: str, config: str, state: str) -> None:
         print(f"nothing to close: no task has begun ({error})")
         return
     settings = resolve(Scenario.parse(scenario).dataset, config)
-    key = settings.fingerprint(scenario, fingerprint, code_version())
+    key = settings.fingerprint(scenario, fingerprint, code_version(), *([extended] if extended else []))
     status = "KILLED" if state.upper().startswith("CANCEL") else "FAILED"
     closed = close_runs([key], status)
     print(f"marked as {status}: {', '.join(closed)}" if closed else "nothing is left open")

@@ -29,10 +29,11 @@ def ingest(scenario: str, data: str) -> Origin:
 
         ingest_digits(data)
     dataset = Dataset.open(data)
-    if dataset.name != wanted.dataset:
+    if dataset.name != wanted.dataset and not wanted.added:
         raise BadData(f"{data}: holds the data set '{dataset.name}', scenario '{scenario}' asks for '{wanted.dataset}'")
     counts = " · ".join(f"{split} {count['images']:,}" for split, count in dataset.splits.items())
-    print(wanted.announcement(len(dataset.classes)))
+    if not wanted.added:
+        print(wanted.announcement(len(dataset.classes)))
     print(f"data: {counts} images · fingerprint {dataset.fingerprint[:12]}")
     for line in _notes(dataset):
         print(f"note: {line}")

@@ -11,7 +11,7 @@ from csc.retry import with_retries
 from csc.serving.packaging import package_model
 from csc.tracking.evidence import keep_evidence
 from csc.tracking.files import SCORES, keep_file
-from csc.tracking.names import changed_settings
+from csc.tracking.names import changed_settings, model_name
 from csc.tracking.notes import task_note
 from csc.tracking.registry import describe_version, keep_record, log_model, register_version
 from csc.tracking.runs import Tracker
@@ -54,8 +54,10 @@ def register(
     views = {"train": (training.view, training.images), "test": (test_view, numbers.images)}
     tracker.log_inputs(views, before.model.model_id if before is not None else None)
     tracker.log_task(logged.model_id, tracked, numbers.AP, training.epochs)
-    kept_back = _kept_back(card.settings().register, numbers.mAP, before)
-    registered = register_version(tracker, logged, digest, kept_back)
+    name = before.model.name if before is not None else model_name(card.scenario, card.method)
+    alike = before if before is not None and before.run.scenario == card.scenario else None  # on the same test images
+    kept_back = _kept_back(card.settings().register, numbers.mAP, alike)
+    registered = register_version(tracker, logged, digest, name, kept_back)
     tracker.log_scenario(tracked)
     record = RegisteredTask(registered, results)
     keep_record(tracker, record)
@@ -90,8 +92,10 @@ def _kept_back(limits: Register, reached: float, before: RegisteredTask | None) 
 def _results(
     card: ModelCard, training: Training, numbers: Metrics, before: RegisteredTask | None, data_note: str
 ) -> Run:
-    """The results of the run up to this task."""
-    result = TaskResult(card.task, card.new, card.classes, numbers, training.images, training.seconds)
+    """The results of the run up to this task; those of a model that was extended are of other test images."""
+    judged = tuple(name for name in card.classes if name in numbers.AP)
+    result = TaskResult(card.task, card.new, judged, numbers, training.images, training.seconds)
+    carried = before.run.tasks if before is not None and before.run.scenario == card.scenario else ()
     return Run(
         scenario=card.scenario,
         method=card.method,
@@ -99,7 +103,7 @@ def _results(
         initialisation=str(card.initialisation["text"]),
         data_fingerprint=card.data_fingerprint,
         code_version=card.code_version,
-        tasks=(*(before.run.tasks if before is not None else ()), result),
+        tasks=(*carried, result),
         held_out=int(card.config["held_out"]),
         settings=changed_settings(card.scenario, card.settings()),
         data_note=data_note,

@@ -1,14 +1,13 @@
 """The cells of a study: one scenario run for each row, scenario and seed, and which of them are finished."""
 
 import functools
-import itertools
 import json
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from csc.config import differences, resolve
-from csc.config.schema import Config
+from csc.config.schema import EXECUTION_ONLY, Config
 from csc.config.tree import flatten
 from csc.errors import BadConfig
 from csc.scenario import Scenario
@@ -26,6 +25,7 @@ class DataSource:
     data: str
     classes: int
     fingerprint: str = ""
+    note: str = ""  # in what it is not the benchmark whose name it has
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,20 @@ class Cell:
     @functools.cached_property
     def key(self) -> str:
         """What tracking knows the run by, see `csc.tracking.runs.run_key`; empty if it cannot be known yet."""
-        return self.key_with(code_version())
-
-    def key_with(self, code: str) -> str:
-        """The key that the run has if it was made by another version of the code."""
         if self.config is None or self.source is None or not self.source.fingerprint:
             return ""
-        return self.config.fingerprint(self.scenario.name, self.source.fingerprint, code)
+        return self.config.fingerprint(self.scenario.name, self.source.fingerprint, code_version())
+
+    def describes(self, run: ScenarioRun) -> bool:
+        """Whether a run of whatever version has the cell's data and settings.
+
+        Settings that the version did not know yet have to be the defaults of today.
+        """
+        if self.config is None or self.source is None or run.tags.get("csc.data") != self.source.fingerprint:
+            return False
+        known = resolve(self.scenario.dataset, {"method": self.row.method}).flat() | run.params
+        wanted = {key: value for key, value in self.config.flat().items() if key not in EXECUTION_ONLY}
+        return all(str(known.get(key)) == str(value) for key, value in wanted.items())
 
     @property
     def views(self) -> int:
@@ -171,10 +178,9 @@ def _result(
 ) -> Result:
     if cell.refused:
         return Result(cell, {}, missing="not run", reason=cell.refused)
-    codes = dict.fromkeys([code_version(), *(run.tags.get("csc.code_version", "") for run in runs if any_code)])
-    for key, run in itertools.product(map(cell.key_with, codes), runs):
-        if run.tags.get("csc.run_key") != key:
-            continue
+    same = [run for run in runs if run.tags.get("csc.run_key") == cell.key]
+    alike = [run for run in runs if cell.describes(run)] if any_code else []
+    for run in (*same, *alike):
         values = curve(run.run_id)
         if len(values) == cell.tasks and "avg_mAP" in run.metrics:
             tags = {"initialisation": "csc.initialisation", "data": "csc.data", "code": "csc.code_version"}

@@ -4,18 +4,20 @@ Runs that differ in their seed alone are one row. Every row is compared with the
 have and over resampled test images; a single run is paired with a single run, whatever their seeds.
 """
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from csc.artifacts import Run
 from csc.errors import BadData
 from csc.report import figures
-from csc.report.figures import escape
-from csc.report.page import page_of
+from csc.report.shell import figure, page_of
+from csc.report.svg import escape
 from csc.study.claims import compared, interval_text, resampled, signed
+from csc.study.figure import draw_intervals
 from csc.study.intervals import Interval
 from csc.study.outcome import Number, shown
-from csc.study.page import html_table
+from csc.study.page import remark_list, titled_table
 from csc.study.render import Table, as_text
 from csc.tracking.story import Story
 
@@ -83,13 +85,14 @@ def compare(stories: Sequence[Story]) -> list[Group]:
 
 
 def _told_apart(groups: list[Group]) -> list[Group]:
-    """Rows of the same name get the ids of their runs."""
-    names = [group.name for group in groups]
+    """Rows by what they do not all share; those that would still have the same name get the ids of their runs."""
+    words = [group.name.split(" · ") for group in groups]
+    shared = set.intersection(*map(set, words))
+    names = [" · ".join(word for word in of if word not in shared) or " · ".join(of) for of in words]
+    ids = [next(iter(group.runs.values()))[0][:8] for group in groups]
     return [
-        Group(f"{group.name} ({next(iter(group.runs.values()))[0][:8]})", group.runs)
-        if names.count(group.name) > 1
-        else group
-        for group in groups
+        Group(f"{name} ({run_id})" if names.count(name) > 1 else name, group.runs)
+        for name, run_id, group in zip(names, ids, groups, strict=True)
     ]
 
 
@@ -113,9 +116,14 @@ def _tables(groups: list[Group]) -> list[Table]:
     return tables
 
 
-def _difference(group: Group, first: Group) -> list[str]:
+def _paired(group: Group, first: Group) -> Interval | None:
+    """The difference of two rows; none if they were tested on other images or nothing can be paired."""
     facts = [(run.scenario, run.data_fingerprint, run.held_out) for run in (group.any_run, first.any_run)]
-    found = group.minus(first) if facts[0] == facts[1] else None
+    return group.minus(first) if facts[0] == facts[1] else None
+
+
+def _difference(group: Group, first: Group) -> list[str]:
+    found = _paired(group, first)
     if found is None:
         return [group.name, "–", "–", "–", "–", "not comparable"]
     images = f"{found.images:,}" if found.images else "–"
@@ -155,13 +163,14 @@ def comparison_text(groups: list[Group]) -> str:
 
 def comparison_page(groups: list[Group]) -> str:
     """The comparison as a page, with the course of every row and the AP of each class."""
-    body = []
-    for table in _tables(groups):
-        body += [f"<h2>{escape(table.title)}</h2>", html_table(table)]
+    first, *others = groups
+    body = [titled_table(table) for table in _tables(groups)]
+    rows = [(f"{group.name} − {first.name}", found) for group in others if (found := _paired(group, first))]
+    if rows:
+        body.append(figure(lambda width: draw_intervals(rows, width)))
     for scenario in dict.fromkeys(group.any_run.scenario for group in groups):
         body += _course([group for group in groups if group.any_run.scenario == scenario], scenario)
-    told = "".join(f"<li>{escape(line)}</li>" for line in _remarks(groups))
-    return page_of("Comparison of runs", "\n".join([*body, f'<ul class="note">{told}</ul>']))
+    return page_of("Comparison of runs", "\n".join([*body, remark_list(_remarks(groups))]))
 
 
 def _course(groups: list[Group], scenario: str) -> list[str]:
@@ -172,12 +181,15 @@ def _course(groups: list[Group], scenario: str) -> list[str]:
     for group in groups:
         curves = [[task.metrics.mAP for task in run.tasks] for _, run in group.runs.values()]
         if all(len(curve) == len(seen) for curve in curves):
-            lines[group.name] = [sum(values) / len(values) for values in zip(*curves, strict=True)]
+            lines[group.name] = [statistics.fmean(values) for values in zip(*curves, strict=True)]
     rows = []
     for name in longest.last.seen:
-        found = [
-            [run.last.metrics.AP[name] for _, run in group.runs.values() if name in run.last.seen] for group in groups
-        ]
-        rows.append([name, *(shown("AP", sum(values) / len(values)) if values else "–" for values in found)])
-    table = Table("", "AP of each class after the last task.", ["", *(group.name for group in groups)], rows, 1, [])
-    return [f"<h2>{escape(scenario)}</h2>", f"<figure>{figures.curves(lines, seen)}</figure>", html_table(table)]
+        found = [[run.last.metrics.AP.get(name) for _, run in group.runs.values()] for group in groups]
+        known = [[value for value in values if value is not None] for values in found]
+        rows.append([name, *(shown("AP", statistics.fmean(values)) if values else "–" for values in known)])
+    table = Table(f"{scenario}, AP of each class", "After the last task.", ["", *(g.name for g in groups)], rows, 1, [])
+    return [
+        f"<h2>{escape(scenario)}</h2>",
+        figure(lambda width: figures.curves(lines, seen, width)),
+        titled_table(table),
+    ]

@@ -1,4 +1,4 @@
-"""The files that a study leaves: the same tables in every form."""
+"""What a study leaves: the same tables in every form, and a run in MLflow."""
 
 from pathlib import Path
 
@@ -6,8 +6,23 @@ from csc.storage import write_bytes
 from csc.study.outcome import Outcome
 from csc.study.page import render
 from csc.study.render import csv_lines, latex, markdown, text
+from csc.tracking.studies import log_study
 
-__all__ = ["write_files"]
+__all__ = ["log_outcome", "write_files"]
+
+
+def log_outcome(outcome: Outcome) -> None:
+    """Keep means and deviations of a study's finished cells, its tables and its page as a run in MLflow."""
+    study = outcome.study
+    entries = [entry for scenario in study.scenarios for entry in outcome.table(scenario)]
+    numbers = {
+        f"{entry.scenario}/{entry.row.name}/{column}": entry.number(column)
+        for entry in entries
+        for column in study.columns
+    }
+    means = {path: (number.mean, number.std) for path, number in numbers.items() if number is not None}
+    if means:
+        log_study(study.name, means, markdown(outcome), render(outcome))
 
 
 def write_files(outcome: Outcome, folder: Path) -> list[Path]:

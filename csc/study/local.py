@@ -14,6 +14,7 @@ from csc.config.tree import flatten
 from csc.data.cores import cores
 from csc.errors import CscError
 from csc.study.cells import Cell, Result
+from csc.study.live import AtWork, watched
 from csc.study.spec import written
 
 __all__ = ["command_of", "distinct", "run_cells"]
@@ -53,8 +54,8 @@ def run_cells(
 ) -> dict[str, str]:
     """Run cells to their ends, whatever becomes of each; return why some failed, by their keys.
 
-    A line is printed for each cell that ends. The first of the cells that share feature maps makes them; the others
-    wait until it has ended. An interrupt ends all runs before it is raised again.
+    A line is printed for each cell that ends, and a terminal shows those at work. The first of the cells that share
+    feature maps makes them; the others wait until it has ended. An interrupt ends all runs before it is raised again.
 
     Args:
         cells: to run, in this order.
@@ -66,23 +67,25 @@ def run_cells(
     waiting, running, failed = list(cells), list[_Run](), dict[str, str]()
     ended: queue.Queue[_Run] = queue.Queue()
     environment = _environment(min(parallel, len(cells)))
-    have_maps = set[object]()
+    have_maps, finished = set[object](), list[Result]()
     try:
-        while waiting or running:
-            for cell in _startable(waiting, [run.cell for run in running], have_maps, parallel - len(running)):
-                waiting.remove(cell)
-                running.append(_Run(cell, command(cell), environment, ended, verbose))
-            run = ended.get()
-            running.remove(run)
-            have_maps.add(run.cell.maps)
-            result, reason = run.outcome(look_up)
-            title = f"[{len(cells) - len(waiting) - len(running)}/{len(cells)}] {run.cell.name}"
-            if result is not None:
-                numbers = f"last mAP {result.metrics['last_mAP']:.1f}, average {result.metrics['avg_mAP']:.1f}"
-                print(f"{title}: {numbers} ({run.seconds:.0f} s)", flush=True)
-            else:
-                failed[run.cell.key] = reason
-                print(f"{title}: failed after {run.seconds:.0f} s: {reason}", flush=True)
+        with watched(lambda: [run.at_work for run in running], finished) as tell:
+            while waiting or running:
+                for cell in _startable(waiting, [run.cell for run in running], have_maps, parallel - len(running)):
+                    waiting.remove(cell)
+                    running.append(_Run(cell, command(cell), environment, ended, verbose))
+                run = ended.get()
+                running.remove(run)
+                have_maps.add(run.cell.maps)
+                result, reason = run.outcome(look_up)
+                title = f"[{len(cells) - len(waiting) - len(running)}/{len(cells)}] {run.cell.name}"
+                if result is not None:
+                    finished.append(result)
+                    numbers = f"last mAP {result.metrics['last_mAP']:.1f}, average {result.metrics['avg_mAP']:.1f}"
+                    tell(f"{title}: {numbers} ({run.seconds:.0f} s)")
+                else:
+                    failed[run.cell.key] = reason
+                    tell(f"{title}: failed after {run.seconds:.0f} s: {reason}")
     finally:
         for run in running:
             run.process.terminate()  # `csc run` takes it as an interrupt
@@ -130,6 +133,11 @@ class _Run:
             errors="replace",
         )
         threading.Thread(target=self._follow, args=(ended,), daemon=True).start()
+
+    @property
+    def at_work(self) -> AtWork:
+        """How far it is."""
+        return AtWork(self.cell.name, time.monotonic() - self.started, self.last_line)
 
     def _follow(self, ended: "queue.Queue[_Run]") -> None:
         """Read the output to its end. Were nobody to read it, the process would stop when a buffer is full."""

@@ -147,6 +147,8 @@ class Outcome:
         data = dict.fromkeys(f"{r.cell.scenario.dataset} {r.fact('data')[:12]}" for r in finished)
         lines = [f"seeds {', '.join(map(str, self.study.seeds))}" + (f" · data {', '.join(data)}" if data else "")]
         lines += self._tested()
+        sources = [result.cell.source for result in self.results if result.cell.source is not None]
+        lines += dict.fromkeys(source.note for source in sources if source.note)
         if settings := self.study.common_settings():
             lines.append(f"settings {shortened(settings, _WIDE_ROOM)}")
         for name in ("initialisation", "code"):

@@ -1,14 +1,17 @@
-"""One HTML file that shows a study: its tables, and the course of every row from task to task."""
+"""One HTML file that shows a study: its tables, its claims, and the course of every row from task to task."""
 
+from collections.abc import Iterable
 from itertools import accumulate
 
 from csc.report import figures
-from csc.report.figures import escape
-from csc.report.page import page_of, table_row
+from csc.report.shell import figure, html_table, page_of
+from csc.report.svg import escape
+from csc.study.claims import claims
+from csc.study.figure import draw_intervals
 from csc.study.outcome import Outcome
 from csc.study.render import Table, remarks, tables
 
-__all__ = ["html_table", "render"]
+__all__ = ["remark_list", "render", "titled_table"]
 
 
 def render(outcome: Outcome) -> str:
@@ -17,23 +20,24 @@ def render(outcome: Outcome) -> str:
     facts = "".join(f"<span>{escape(line)}</span><br/>" for line in outcome.facts())
     body = [f'<p class="facts">{facts}<span>{done} of {len(outcome.results)} cells finished</span></p>']
     for table in tables(outcome, pm="±"):
-        body += [f"<h2>{escape(table.title)}</h2>", html_table(table), _curves(outcome, table.title)]
-    told = "".join(f"<li>{escape(line)}</li>" for line in remarks(outcome))
-    body += [
-        "<h2>Remarks</h2>",
-        "<p>The paper stands on its own weights and data, our numbers on those named here.</p>",
-    ]
-    return page_of(outcome.title, "\n".join([*body, f'<ul class="note">{told}</ul>']))
+        body += [titled_table(table), _curves(outcome, table.title)]
+    if found := claims(outcome):
+        rows = [(f"{claim.higher} > {claim.lower}, {claim.scenario}", claim.interval) for claim in found]
+        body.append(figure(lambda width: draw_intervals(rows, width)))
+    body.append("<h2>Remarks</h2>")
+    body.append("<p>The paper stands on its own weights and data, our numbers on those named here.</p>")
+    return page_of(outcome.title, "\n".join([*body, remark_list(remarks(outcome))]))
 
 
-def html_table(table: Table) -> str:
-    """A table with its note."""
-    body = "\n".join(table_row("td", row) for row in table.rows)
-    return (
-        f"<p>{escape(table.note)}</p>"
-        f'<div class="wide"><table class="tasks study"><thead>{table_row("th", table.head)}</thead>\n'
-        f"<tbody>{body}</tbody></table></div>"
-    )
+def titled_table(table: Table) -> str:
+    """A table with its title and its note."""
+    head = f"<h2>{escape(table.title)}</h2>\n<p>{escape(table.note)}</p>"
+    return f"{head}\n{html_table(table.head, table.rows, 'tasks study sortable')}"
+
+
+def remark_list(lines: Iterable[str]) -> str:
+    """What is to be known of the numbers above."""
+    return f'<ul class="note">{"".join(f"<li>{escape(line)}</li>" for line in lines)}</ul>'
 
 
 def _curves(outcome: Outcome, scenario: str) -> str:
@@ -42,5 +46,5 @@ def _curves(outcome: Outcome, scenario: str) -> str:
     if not lines:
         return ""
     cell = next(result.cell for result in outcome.results if result.cell.scenario.name == scenario)
-    classes = cell.source.classes if cell.source else 0
-    return f"<figure>{figures.curves(lines, list(accumulate(cell.scenario.sizes(classes))))}</figure>"
+    seen = list(accumulate(cell.scenario.sizes(cell.source.classes if cell.source else 0)))
+    return figure(lambda width: figures.curves(lines, seen, width))

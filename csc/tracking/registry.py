@@ -152,17 +152,17 @@ def _log_output(tracker: Tracker, model_id: str) -> None:
     find_or_create(noted, note)
 
 
-def register_version(tracker: Tracker, model: "LoggedModel", digest: str, kept_back: str = "") -> Registered:
+def register_version(tracker: Tracker, model: "LoggedModel", digest: str, name: str, kept_back: str = "") -> Registered:
     """Make a logged model the task's registered version, aliases last; a second call changes nothing.
 
     Args:
         tracker: of the task.
         model: made by `log_model`.
         digest: fingerprint of the model folder.
+        name: of the registered model.
         kept_back: why no alias may name this version; empty if they may.
     """
     card, client = tracker.card, tracker.client
-    name = model_name(card.scenario, card.method)
     with translate_errors():
         number = _version(tracker, name, model.model_id, digest)
         if kept_back:
@@ -212,7 +212,8 @@ def _version(tracker: Tracker, name: str, model_id: str, digest: str) -> str:
     try:
         return find_or_create(find, create)
     except MlflowException as error:
-        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+        # Users who are not the administrator are told that they may not, where there is nothing yet.
+        if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "PERMISSION_DENIED"):
             raise
     with contextlib.suppress(MlflowException):  # another run may have created it by now; if not, the next line fails
         client.create_registered_model(name, tags={"csc.scenario": card.scenario, "csc.method": card.method})

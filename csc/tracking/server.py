@@ -5,6 +5,7 @@ import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from csc.errors import TrackingError
 from csc.tracking.database import ARTIFACTS, check_database, follow_move, make_database
@@ -32,6 +33,12 @@ def tracking_uri() -> str:
         raise TrackingError(
             "MLFLOW_TRACKING_URI is empty; set it to the address of a tracking server, for instance http://mlflow:5000"
         )
+    try:
+        urlsplit(uri or "").port  # noqa: B018  # both say what no address can be
+    except ValueError:  # it may hold a password, so that it is not repeated
+        raise TrackingError(
+            "MLFLOW_TRACKING_URI is no address; set it to that of a tracking server, for instance http://mlflow:5000"
+        ) from None
     return uri or f"{_SQLITE}{Path('mlflow.db').absolute()}"
 
 

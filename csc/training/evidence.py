@@ -4,6 +4,7 @@ import io
 import zlib
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -56,13 +57,16 @@ def gather_evidence(model: Path, view: View, scores: Scores, features: str, seco
     """
     channels = read_features(features).shape[0] if features else 0
     network, card = load_network(model, map_channels=channels)
+    columns = [card.classes.index(name) for name in view.classes]  # all, unless a model was extended
+    card = replace(card, classes=view.classes, new=tuple(name for name in card.new if name in view.classes))
     chosen = _choice(view, scores, card)
-    heats = _heat_maps(network, view, card, [(row, column) for _, column, row in chosen], features)
+    places = [(row, columns[column]) for _, column, row in chosen]
+    heats = _heat_maps(network, view, card, places, features)
     shown = _shown(chosen, scores, card)
     pictures = _Pictures(view)
     sights = []
     for kind, column, row in chosen:
-        heat = heats[row, column]
+        heat = heats[row, columns[column]]
         sight = Sight(
             kind=kind,
             name=card.classes[column],
@@ -75,7 +79,10 @@ def gather_evidence(model: Path, view: View, scores: Scores, features: str, seco
         )
         sights.append(sight)
     exemplars, remembered = _memory(model, view)
-    return Evidence(_facts(model, card, view, scores, network, seconds, exemplars), (*sights, *remembered))
+    name, matrix = _correlation(network)
+    shown_matrix = [[matrix[one][other] for other in columns] for one in columns] if matrix else []
+    facts = _facts(model, card, view, scores, (name, shown_matrix), seconds, exemplars)
+    return Evidence(facts, (*sights, *remembered))
 
 
 def _choice(view: View, scores: Scores, card: ModelCard) -> Pairs:
@@ -184,12 +191,18 @@ def _memory(model: Path, view: View) -> tuple[int, list[Sight]]:
 
 
 def _facts(
-    model: Path, card: ModelCard, view: View, scores: Scores, network: Network, seconds: float, memory: int
+    model: Path,
+    card: ModelCard,
+    view: View,
+    scores: Scores,
+    correlation: tuple[str, list[list[float]]],
+    seconds: float,
+    memory: int,
 ) -> TaskFacts:
     training = Training.read(model / "training.json")
     old = len(card.classes) - len(card.new)
     groups = {"old": slice(0, old), "new": slice(old, None)}
-    name, matrix = _correlation(network)
+    name, matrix = correlation
     positives = [column[present] for column, present in zip(scores.confidences.T, scores.targets.T, strict=True)]
     return TaskFacts(
         task=card.task,

@@ -65,6 +65,8 @@ class Objective:
         fixed = self.examples.features and not self.config.input.augment
         if self.prior is not None and fixed and not self.needs_intermediates:
             self._prior_logits = self.logits_of_prior()
+        if self._tables is not None and self.config.memory.relabel != "none":
+            self._relabel()
         self.method.begin(self)
         if any(name == "statistical_cm" for name, _ in self.network.head.named_buffers()):
             self._count_correlations()
@@ -117,8 +119,9 @@ class Objective:
         share = sizes[0] / (sizes[0] + sum(len(other[0].rows) for other in others))
         own = [len(self.group.shard(range(size))) for size in sizes]
         with self.precision.autocast:
-            learner, prior = self._outputs(batch, own[0])
-            distances = self.method.distances(learner.first(own[0]), prior) if self.needs_intermediates else {}
+            outputs, prior = self._outputs(batch, own[0])
+            learner = outputs.of(slice(sum(own))) if self.draws_features else outputs
+            distances = self._distances(learner.of(slice(own[0])), prior)
 
         def gather(values: Tensor) -> list[Tensor]:
             """The rows of all processes: those of the task, then those of each draw."""
@@ -132,6 +135,7 @@ class Objective:
         if self._tables is not None:
             is_known, stored_logits, is_stored = self._tables
             rows = gather(batch.rows)
+            targets = [self._filled_in(*given) for given in zip(targets, logits, rows, strict=True)]
             of_update = [self._with_others(drawn, [other[i].rows for other in others]) for i, drawn in enumerate(rows)]
             replays = tuple(
                 Replay(logits[i], targets[i], is_known[of_update[i]], stored_logits[rows[i]], is_stored[of_update[i]])
@@ -141,19 +145,20 @@ class Objective:
         step = Step(logits[0], targets[0], self.new, prior_logits, known, per_image, replays, share)
         terms = self.method.loss(step) | self.method.penalty(self.network)
         if self.draws_features:
-            terms["drawn"] = self.config.statistics.weight * self._loss_of_drawn(sizes[0], share)
+            drawn = self._loss_of_drawn(outputs.of(slice(sum(own), None)), share)
+            terms["drawn"] = self.config.statistics.weight * drawn
         return terms
 
-    def _loss_of_drawn(self, count: int, share: float) -> Tensor:
-        """The method's loss of features drawn for old classes: images without a new class, as maps of one position."""
-        maps = draw_features(self.method.state, count)[:, :, None, None].to(self.device)
+    def _distances(self, learner: Outputs, prior: Outputs | None) -> dict[str, Tensor]:
+        return self.method.distances(learner, prior) if self.needs_intermediates else {}
+
+    def _loss_of_drawn(self, learner: Outputs, share: float) -> Tensor:
+        """The method's loss of the features drawn for old classes, as of images without a new class."""
         with self.precision.autocast:
-            prior = self._asked_prior(maps)
-            learner = _as_outputs(self.learner(maps, self.needs_intermediates))
-            distances = self.method.distances(learner, prior) if self.needs_intermediates else {}
-        logits, prior_logits = learner.logits.float(), prior.logits.float()
-        per_image = {name: values.float() for name, values in distances.items()}
-        step = Step(logits, torch.zeros_like(logits), self.new, prior_logits, None, per_image, (), share)
+            prior = self._asked_prior(self._drawn)
+            distances = {name: values.float() for name, values in self._distances(learner, prior).items()}
+        logits = learner.logits.float()
+        step = Step(logits, torch.zeros_like(logits), self.new, prior.logits.float(), None, distances, share=share)
         return torch.stack(list(self.method.loss(step).values())).sum()
 
     def _with_others(self, rows: Tensor, others: Sequence[Sequence[int]]) -> Tensor:
@@ -163,12 +168,16 @@ class Objective:
         return torch.cat([rows, torch.tensor([row for other in others for row in other], device=self.device)])
 
     def _outputs(self, batch: Batch, own: int) -> tuple[Outputs, Outputs | None]:
-        """What the learner says of all images, and the prior model of the task's."""
+        """What the learner says of all images and of features drawn after them, and the prior model of the task's."""
         images = batch.images
         if self.config.backbone.frozen:
             with torch.no_grad():
                 images = self.network.features(images)
         prior = self._prior_outputs(images[:own], batch.rows[:own])  # first: what it computes with is free again then
+        if self.draws_features:
+            drawn = draw_features(self.method.state, own)[:, :, None, None].to(images)
+            self._drawn = drawn.expand(-1, -1, *images.shape[2:])  # maps that are the same at all positions
+            images = torch.cat([images, self._drawn])  # in one pass: batch-norms see both
         return _as_outputs(self.learner(images, self.needs_intermediates)), prior
 
     def _prior_outputs(self, images: Tensor, rows: Tensor) -> Outputs | None:
@@ -199,6 +208,35 @@ class Objective:
             torch.cat([nothing, torch.from_numpy(memory.logits)]).to(self.device),
             torch.cat([nothing.bool(), stored]).to(self.device),
         )
+
+    def _relabel(self) -> None:
+        """Mark the exemplars' unknown labels that models fill in as known: of old classes, with `both` of all.
+
+        What the prior model says of old classes is asked once; of new classes, the learner is asked at each step.
+        """
+        assert self._tables is not None
+        own, old = self.examples.own, len(self.classes) - self.new
+        known = self._tables[0]
+        unknown = ~known
+        unknown[:own] = False
+        said = self.examples.outputs(cast(Network, self.prior), range(own, len(self.examples.view))) > 0
+        self._filled = torch.zeros_like(known)
+        self._filled[own:, :old] = said.to(self.device) & unknown[own:, :old]
+        self._guessed = unknown
+        self._guessed[:, :old] = False
+        both = self.config.memory.relabel == "both"
+        filled = known.clone()
+        filled[own:, : None if both else old] = True
+        self._tables = (filled, *self._tables[1:])
+
+    def _filled_in(self, targets: Tensor, logits: Tensor, rows: Tensor) -> Tensor:
+        """Targets of some rows, with what models say where `memory.relabel` has them fill in exemplars' labels."""
+        if self.config.memory.relabel == "none":
+            return targets
+        targets = targets.maximum(self._filled[rows].to(targets.dtype))
+        if self.config.memory.relabel == "teacher":
+            return targets
+        return torch.where(self._guessed[rows], (logits.detach() > 0).to(targets.dtype), targets)
 
     def _count_correlations(self) -> None:
         """Fill the head's statistical matrix from the task's labels and the prior model's scores."""

@@ -17,7 +17,7 @@ from csc.model import MOMENTS, ModelCard, fingerprint, load_network, load_tensor
 from csc.nets.backbone import StoredBackbone, initialise, normalisation
 from csc.nets.head import grow, grown_parameters
 from csc.nets.network import Network
-from csc.scenario import Task
+from csc.scenario import Scenario, Task
 from csc.version import code_version
 
 __all__ = ["Start", "seed_everything", "start_on_maps", "start_task"]
@@ -66,7 +66,8 @@ def start_task(
     prior, prior_card = load_network(prior_folder, map_channels=channels)
     _check_prior(prior_card, settings, card, task)
     start = _grown(settings, prior, task, replace(card, **_inherited(prior_card)), prior_folder)
-    return start if kind.needs_prior else replace(start, prior=None)
+    wanted = kind.needs_prior or settings.memory.relabel != "none"
+    return start if wanted else replace(start, prior=None)
 
 
 def _initialised(settings: Config, card: ModelCard) -> Start:
@@ -116,7 +117,8 @@ def _shape(settings: Config) -> object:
 
 def _check_prior(before: ModelCard, settings: Config, card: ModelCard, task: Task) -> None:
     """Refuse a model that this task cannot continue."""
-    if (before.scenario, before.task, before.classes) != (card.scenario, task.index - 1, task.old):
+    expected = Scenario.parse(card.scenario).before.name
+    if (before.scenario, before.task, before.classes) != (expected, task.index - 1, task.old):
         raise BadModel(
             f"the prior model is task {before.task} of {before.scenario} with {len(before.classes)} classes, "
             f"task {task.index} of {card.scenario} needs that of task {task.index - 1} with {len(task.old)}"
@@ -126,7 +128,7 @@ def _check_prior(before: ModelCard, settings: Config, card: ModelCard, task: Tas
         raise BadModel(f"the prior model has another backbone or head than {settings.backbone.name}, {settings.head}")
     if then.held_out != settings.held_out:
         raise BadModel(f"the prior model was trained with held_out={then.held_out}, this task has {settings.held_out}")
-    if then.memory.sampler != settings.memory.sampler:
+    if settings.memory.sampler not in ("none", then.memory.sampler):
         raise BadModel(
             f"the prior model remembers with memory.sampler={then.memory.sampler}, this task asks for "
             f"{settings.memory.sampler}"

@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-__all__ = ["Node", "Run", "Version", "seconds_between"]
+__all__ = ["Id", "Node", "Run", "Spec", "Version", "seconds_between"]
 
-Id = Annotated[str, Meta(min_length=1)]
+Id = Annotated[str, Meta(pattern=r"\A[\w.:-]+\Z")]  # it is printed
 
 
 class Failure(Struct, frozen=True):
@@ -97,3 +97,39 @@ def _time(time: datetime | None) -> datetime | None:
     if time is None or time.year <= 1970:
         return None
     return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+class Named(Struct, frozen=True):
+    """Something with a name."""
+
+    name: str = ""
+
+
+class Task(Struct, frozen=True):
+    """A task of a pipeline, as far as its form matters; `csc.pipelines.cluster.titles` reads it."""
+
+    taskInfo: Named = Named()  # noqa: N815  # the names of KFP
+    componentRef: Named = Named()  # noqa: N815
+    parameterIterator: dict[str, Any] = {}  # noqa: N815
+
+
+class Dag(Struct, frozen=True):
+    """The tasks of a pipeline, by name."""
+
+    tasks: dict[str, Task] = {}
+
+
+class Component(Struct, frozen=True):
+    """A step, or a pipeline of its own."""
+
+    dag: Dag = Dag()
+    executorLabel: str = ""  # noqa: N815
+
+
+class Spec(Struct, frozen=True):
+    """A compiled pipeline."""
+
+    root: Component
+    components: dict[str, Component] = {}
+    pipelineInfo: Named = Named()  # noqa: N815
+    platforms: dict[str, Any] = {}

@@ -18,7 +18,7 @@ import urllib3
 from urllib3.exceptions import HTTPError, NameResolutionError, NewConnectionError, SSLError, TimeoutError
 
 from csc.errors import CscError
-from csc.pipelines.cluster.answers import Run, Version
+from csc.pipelines.cluster.answers import Id, Run, Spec, Version
 from csc.pipelines.cluster.terminal import printable
 
 __all__ = ["Endpoint", "EndpointError"]
@@ -119,7 +119,11 @@ class Endpoint:
         found = _group(content)
         if "pipeline_spec" in found:  # with a platform document
             found = _group(found["pipeline_spec"]) | _group(found.get("platform_spec"))
-        return found if isinstance(found.get("root"), dict) else {}
+        try:
+            msgspec.convert(found, Spec)
+        except msgspec.ValidationError:
+            return {}
+        return found
 
     def namespace(self, run: Run) -> str:
         """The namespace of a run's experiment; empty where Kubeflow has one user, or does not say."""
@@ -171,10 +175,10 @@ class Endpoint:
         return listed[0] if listed else None
 
     def _id(self, found: Any, kind: str) -> str:
-        identifier = found.get(f"{kind}_id") if isinstance(found, dict) else None
-        if not (isinstance(identifier, str) and identifier):
-            raise self._not_understood()
-        return identifier
+        try:
+            return msgspec.convert(_group(found).get(f"{kind}_id"), Id)
+        except msgspec.ValidationError:
+            raise self._not_understood() from None
 
     def _get(self, kind: type[_Answer], path: str, query: Mapping[str, str] | None = None) -> _Answer:
         return self._understood(kind, self._send("GET", API + path, fields=query))

@@ -17,6 +17,7 @@ from csc.config import resolve
 from csc.config.schema import EXECUTION_ONLY, Config
 from csc.errors import CscError, TrackingError
 from csc.pipelines.cluster.steps import RunView
+from csc.pipelines.cluster.terminal import printable
 from csc.pipelines.cluster.titles import loops
 from csc.scenario import Scenario
 
@@ -32,7 +33,7 @@ _TOTAL_SECONDS = 20.0  # for all scenario runs of a study
 
 def progress_lines(view: RunView, uri: str) -> list[str]:
     """How far every task has come, one line each; none without a uri, or if nothing answers there at once."""
-    wanted = scenarios_of(view)
+    wanted = scenarios_of(view) if uri else []
     lines = []
     with contextlib.suppress(TrackingError, ImportError), _reached(uri) as deadline:
         for scenario, config in wanted:
@@ -44,8 +45,8 @@ def progress_lines(view: RunView, uri: str) -> list[str]:
 
 def kill_tracked(view: RunView, uri: str) -> list[str] | None:
     """Mark what is open as killed; return the names of these runs, or none if the server does not answer."""
-    wanted = scenarios_of(view)
-    if not uri or not wanted:
+    wanted = scenarios_of(view) if uri else []
+    if not wanted:
         return []
     closed = []
     with contextlib.suppress(TrackingError, ImportError), _reached(uri) as deadline:
@@ -55,7 +56,8 @@ def kill_tracked(view: RunView, uri: str) -> list[str] | None:
         for scenario, config in wanted:
             title = run_title(scenario, config)
             keys = [run.tags["csc.run_key"] for run, _ in _matching(view, scenario, config, deadline)]
-            closed += [name if name == title else f"{title} {name}" for name in close_runs(keys, "KILLED")]
+            names = map(printable, close_runs(keys, "KILLED"))
+            closed += [name if name == title else f"{title} {name}" for name in names]
         return closed
     return None
 

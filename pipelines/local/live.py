@@ -139,7 +139,7 @@ class LiveView(View):
             self.result = result[1]
         elif epoch := _EPOCH.match(line):
             self.losses = epoch[1]
-        elif line.startswith("retry: "):
+        elif line.startswith("retry: ") or " · asked to stop · " in line:
             self._print(Text(f"  {line}", "yellow"))
         elif worth_showing(line):
             self.said = line

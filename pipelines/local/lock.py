@@ -34,7 +34,7 @@ def locked(workdir: Path, name: str, run: Mapping[str, str]) -> Iterator[Path]:
     Args:
         workdir: folder of runs and results.
         name: of the run.
-        run: its `scenario`, `data` and `config`.
+        run: its `scenario`, `data` and `config`, and `extended` if it extends a model.
     """
     make_writable(workdir)
     with (workdir / "runs" / f"{name}.lock").open("a+", encoding="utf-8") as lock:
@@ -87,7 +87,7 @@ def _close(run: Mapping[str, str], state: str) -> bool:
     """Mark what a run has open in MLflow as failed or killed; return whether the server answered."""
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            close(run["scenario"], run["data"], run["config"], state)
+            close(run["scenario"], run["data"], run["config"], state, run.get("extended", ""))
     except CscError:  # why the run ended matters more
         return False
     return True

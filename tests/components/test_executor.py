@@ -16,7 +16,10 @@ from typing import Any
 import pytest
 
 from csc.components.__main__ import source_of
+from csc.config import resolve
+from csc.data.ingest.coco import ingest_coco
 from csc.data.ingest.digits import ingest_digits
+from csc.pipelines.extension import compile_extension
 from csc.pipelines.local.runner import run_compiled
 from csc.pipelines.profile import read_profile
 from csc.pipelines.scenario import compile_pipeline
@@ -25,6 +28,7 @@ from csc.pipelines.window import Window
 from csc.scenario import Scenario
 from csc.study.cells import DataSource, cells
 from csc.study.spec import Row, Study
+from tests.builders import make_coco
 from tests.golden.readme import NAMES
 from tests.kubeflow.driver import Driver, Step, StepFailed, read_package
 from tests.kubeflow.pod import SHELL, Pods, Start, forked, started
@@ -151,13 +155,31 @@ def study(kubeflow: Kubeflow) -> Run:
     return kubeflow.run(lambda path: compile_study(asked, cells(asked, places), places, path, profile, on_cluster=True))
 
 
-RUNS = ("scenario", "window", "maps", "nodes", "study")
+@pytest.fixture(scope="module")
+def extension(kubeflow: Kubeflow, scenario: Run) -> Run:
+    """One more task on the registered model, with four animals; the digits are judged as well."""
+    animals = ingest_coco(make_coco(kubeflow.folder / "coco"), kubeflow.folder / "animals", "animals")
+    later, config, profile = (
+        DIGITS.extended(len(animals.classes)),
+        resolve("digits", SETTINGS),
+        read_profile("kubeflow"),
+    )
+    tasks = len(DIGITS.sizes(CLASSES))
+
+    def compile_to(path: Path) -> None:
+        compile_extension(later, tasks + 1, config, "f" * 64, path, True, profile, on_cluster=True)
+
+    model = f"models:/{DIGITS.name}-{config.method}/{tasks}"
+    return kubeflow.run(compile_to, data=animals.uri, test=kubeflow.data, model=model)
+
+
+RUNS = ("scenario", "window", "maps", "nodes", "study", "extension")
 
 
 @pytest.fixture(scope="module")
-def steps(scenario: Run, window: Run, maps: Run, nodes: Run, study: Run) -> list[Step]:
+def steps(scenario: Run, window: Run, maps: Run, nodes: Run, study: Run, extension: Run) -> list[Step]:
     """Every step of every pipeline."""
-    return [step for run in (scenario, window, maps, nodes, study) for step in run.steps]
+    return [step for run in (scenario, window, maps, nodes, study, extension) for step in run.steps]
 
 
 @pytest.fixture

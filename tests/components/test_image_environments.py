@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from csc.components.image import CPU_IMAGE
+from csc.config import resolve
+from csc.data.ingest.coco import ingest_coco
 from csc.data.ingest.digits import ingest_digits
+from csc.pipelines.extension import compile_extension
 from csc.pipelines.profile import Profile
 from csc.pipelines.scenario import compile_pipeline
 from csc.pipelines.study import compile_study
@@ -16,6 +19,7 @@ from csc.pipelines.window import Window
 from csc.scenario import Scenario
 from csc.study.cells import DataSource, cells
 from csc.study.spec import Row, Study
+from tests.builders import make_coco
 from tests.golden.readme import NAMES
 from tests.image_environment import image_python
 from tests.kubeflow.driver import Driver, Output, Step, read_package
@@ -55,7 +59,7 @@ def pods(tmp_path_factory: pytest.TempPathFactory) -> ImagePods:
     return ImagePods(folder / "store", started, environment)
 
 
-def test_all_steps_of_a_scenario_a_window_and_a_study_run_with_the_packages_of_their_images(
+def test_all_steps_of_a_scenario_a_window_an_extension_and_a_study_run_with_the_packages_of_their_images(
     pods: ImagePods, tmp_path: Path
 ):
     data, run = str(tmp_path / "digits"), set()
@@ -75,6 +79,12 @@ def test_all_steps_of_a_scenario_a_window_and_a_study_run_with_the_packages_of_t
         driver = Driver(read_package(compiled(tasks)), launch)
         driver.run(data=data)
         assert not driver.failed, "\n".join(driver.failed.values())
+    animals = ingest_coco(make_coco(tmp_path / "coco"), tmp_path / "animals", "animals")
+    later, out = DIGITS.extended(len(animals.classes)), tmp_path / "extension.yaml"
+    compile_extension(later, 3, resolve("digits", {**ON_MAPS, "features": {"views": 0}}), "", out, on_cluster=True)
+    driver = Driver(read_package(out), launch)
+    driver.run(data=animals.uri, model=f"models:/{DIGITS.name}-csc/2")
+    assert not driver.failed, "\n".join(driver.failed.values())
     asked = Study("small", "Small", (Row("CSC", "csc", settings=ON_MAPS),), (DIGITS.name,), seeds=(0,))
     places = {"digits": DataSource(data, CLASSES)}
     out = tmp_path / "study.yaml"

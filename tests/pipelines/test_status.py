@@ -407,9 +407,18 @@ def test_names_and_reasons_cannot_change_the_terminal(
     assert not [line for line in lines if not line.isprintable()]
 
 
+DAMAGED: list[dict[str, Any]] = [
+    {"root": {"dag": 3}},
+    {"root": {"dag": {"tasks": []}}},
+    {"root": {"dag": {"tasks": {"ingest": None}}}},
+    {"root": {}, "components": {"a": 1}},
+    {"root": {}, "pipelineInfo": "csc"},
+]
+
+
 def test_a_spec_of_another_form_is_no_spec(replayed: Callable[[str], tuple[str, ...]], server: KfpServer, csc: Csc):
     words = replayed("running")
-    for content in (None, [], {"pipeline_spec": None}, {"root": 3}, "text"):
+    for content in (None, [], {"pipeline_spec": None}, {"pipeline_spec": [1]}, {"root": 3}, "text", *DAMAGED):
         for version in server.versions.values():
             version["pipeline_spec"] = content
         code, lines, error = csc("status", *words)

@@ -1,11 +1,15 @@
 """A study: its pipeline for a cluster, its cells as processes of this machine, and the command."""
 
+import contextlib
 import json
 import os
+import pty
 import re
 import signal
+import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -26,6 +30,7 @@ from csc.pipelines.study import compile_study, loops, parts
 from csc.steps.collect import order_for
 from csc.study import cells as cells_module
 from csc.study.cells import DataSource, Result, cells
+from csc.study.live import AtWork, picture
 from csc.study.local import command_of, distinct, run_cells
 from csc.study.reading import SHIPPED, read_study
 from csc.study.spec import Row, Study
@@ -35,6 +40,7 @@ SOURCES = {
     "voc": DataSource("/data/voc", 20),
     "digits": DataSource("/data/digits", 10),
 }
+ROOT = Path(__file__).parents[2]
 SIZE_BUDGET = 512 << 10
 SPLITS = {"train": {"images": 9, "labels": 9}, "test": {"images": 9, "labels": 9}}
 MAPS = {"backbone": {"frozen": True}, "features": {"views": 1}}
@@ -246,6 +252,51 @@ def test_every_cell_that_ends_gets_a_line_and_a_failed_one_loses_no_other(capsys
         "[3/3] voc-b0c4 · ER · seed 0: last mAP 74.5, average 81.2 (0 s)",
     ]
     assert failed == {asked[1].key: "/x: broken"}
+
+
+def test_a_terminal_shows_the_cells_at_work_and_the_table_as_it_fills():
+    from rich.console import Console
+
+    asked = cells_of(*ROWS[:2], seeds=(0, 1))
+    running = [AtWork(asked[3].name, 83.0, "task 2/5 · epoch 3/9 · 126 s left")]
+    console = Console(width=100)
+    with console.capture() as captured:
+        console.print(picture(running, [finished(cell) for cell in asked[:3]]))
+    lines = [" ".join(line.split()) for line in captured.get().splitlines()]
+    assert lines == [
+        "last mAP so far voc-b0c4",
+        "CSC 74.5 (n=2)",
+        "LwF 74.5 (n=1)",
+        "voc-b0c4 · LwF · seed 1 1:23 task 2/5 · epoch 3/9 · 126 s left",
+    ]
+
+
+def test_cells_are_seen_at_work_on_a_terminal_and_their_ends_stay():
+    program = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from tests.pipelines.test_study import ROWS, cells_of, finished, python, run_cells
+run_cells(cells_of(ROWS[0]), python("import time; print('epoch 1/2', flush=True); time.sleep(1.5)"), finished)
+"""
+    seen = on_a_terminal([sys.executable, "-c", program])
+    assert "epoch 1/2" in seen
+    assert seen.index("epoch 1/2") < seen.index("[1/1] voc-b0c4 · CSC · seed 0: last mAP 74.5, average 81.2")
+
+
+def on_a_terminal(command):
+    """What a command writes to a terminal."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        command, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    )
+    os.close(theirs)
+    seen = b""
+    with contextlib.suppress(OSError):  # the end, on Linux
+        while chunk := os.read(ours, 4096):
+            seen += chunk
+    os.close(ours)
+    assert process.wait() == 0, seen.decode()
+    return seen.decode()
 
 
 @pytest.mark.parametrize(

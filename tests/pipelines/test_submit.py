@@ -265,6 +265,20 @@ def test_errors_of_the_endpoint_are_one_clear_line(server, csc, trouble, said):
         assert len(error) < 600
 
 
+@pytest.mark.parametrize("identifier", [None, 3, "", "\x1b]0;mine\x07", "a b"])
+def test_an_id_that_is_none_is_not_printed(server, csc, identifier):
+    server.trouble = lambda *_: (
+        200,
+        "application/json",
+        json.dumps({"run_id": identifier, "experiment_id": identifier}),
+    )
+    for words in (submit(server), ("status", "some-run", "--host", server.host, "--token-env", "MY_TOKEN")):
+        code, lines, error = csc(*words)
+        assert code == 2
+        assert error == f"csc: {server.host}: its answer is not one of Kubeflow Pipelines v2beta1; check --host"
+        assert "\x1b" not in "".join(lines)
+
+
 def test_no_run_of_that_name(server, csc):
     code, _, error = csc("status", "nothing", "--host", server.host, "--token-env", "MY_TOKEN")
     assert code == 2

@@ -420,3 +420,9 @@ def test_grown_parameters_are_the_class_sized_ones(correlation: str):
     old = settled_head(CiGcn(WIDTH, correlation), OLD)
     names = grown_parameters(old, grow(old, CLASSES))
     assert set(names) == CLASS_SIZED[correlation] - {"statistical_cm"}
+
+
+def test_the_specific_matrix_may_be_divided_by_the_number_of_classes():
+    plain, divided = settled_head(CiGcn(WIDTH)), settled_head(CiGcn(WIDTH, divide_specific=True))
+    nodes = torch.randn(BATCH, CLASSES, WIDTH, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(divided.eval().specific_matrix(nodes), plain.eval().specific_matrix(nodes) / CLASSES)

@@ -12,6 +12,7 @@ import yaml
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 EXAMPLE = "secrets.example.yaml"
+TLS = "tls.example.yaml"
 SERVING = ("inference-service.yaml", "serving.yaml")  # of a model, which must be there first
 JOBS = ("doctor.yaml", "volume-owner.yaml")  # that are run by hand
 MANIFESTS = sorted(path.name for path in DEPLOY.glob("*.yaml") if path.name != "kustomization.yaml")
@@ -33,6 +34,7 @@ def found(kind: str, name: str = "") -> list[dict[str, Any]]:
 PREDICTORS = [one["spec"]["predictor"] for one in found("InferenceService")]
 PODS = [one["spec"]["template"]["spec"] for kind in ("Deployment", "StatefulSet") for one in found(kind)] + PREDICTORS
 CONTAINERS = [container for pod in PODS for container in pod["containers"]]
+FIRST = [container for pod in PODS for container in pod.get("initContainers", ())]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -78,7 +80,7 @@ def as_pod(service: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_mistake_would_be_seen():
     validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate, which has the API's schemas")
-    wrong = documents("mlflow.yaml")[1]
+    wrong = documents("mlflow.yaml")[-1]
     wrong["spec"]["template"]["spec"]["containers"][0]["securityContext"]["readOnlyRootFileSystem"] = True
     with pytest.raises(validate.ValidationError):
         validate.validate(wrong, VERSIONS[-1], strict=True)
@@ -90,7 +92,7 @@ def test_a_mistake_would_be_seen():
 
 def test_all_but_the_example_and_the_servers_of_models_is_applied():
     (kustomization,) = documents("kustomization.yaml")
-    assert {*kustomization["resources"], EXAMPLE, *SERVING, *JOBS} == set(MANIFESTS)
+    assert {*kustomization["resources"], EXAMPLE, TLS, *SERVING, *JOBS} == set(MANIFESTS)
     assert kustomization["namespace"] == found("Namespace")[0]["metadata"]["name"]
     accounts = [subject for binding in found("RoleBinding") for subject in binding["subjects"]]
     assert {account["namespace"] for account in accounts} == {kustomization["namespace"]}
@@ -104,6 +106,54 @@ def test_pods_are_nobody_special(pod: dict[str, Any]):
     assert allowed["fsGroup"] > 0
     assert allowed["seccompProfile"] == {"type": "RuntimeDefault"}
     assert pod["automountServiceAccountToken"] is False
+
+
+def test_no_step_is_the_administrator_of_mlflow():
+    (mlflow,) = found("Deployment", "mlflow")
+    (container,) = mlflow["spec"]["template"]["spec"]["containers"]
+    secrets = {one["name"]: one["valueFrom"]["secretKeyRef"]["name"] for one in container["env"] if "valueFrom" in one}
+    assert secrets["MLFLOW_AUTH_ADMIN_PASSWORD"] == "csc-mlflow-admin"
+    others = [one for one in CONTAINERS + FIRST if one is not container]
+    assert "csc-mlflow-admin" not in str(others)
+    for name in PROFILES:
+        assert "csc-mlflow-admin" not in (ROOT / f"pipelines/profiles/{name}.yaml").read_text()
+
+
+def test_the_users_of_mlflow_are_made_where_it_looks_for_them():
+    import configparser
+
+    (settings,) = found("ConfigMap", "mlflow-auth")
+    parsed = configparser.ConfigParser()
+    parsed.read_string(settings["data"]["basic_auth.ini"])
+    assert parsed["mlflow"]["default_permission"] == "EDIT"
+    assert f'"{parsed["mlflow"]["database_uri"]}"' in settings["data"]["users.py"]
+    compile(settings["data"]["users.py"], "users.py", "exec")
+    (first,) = FIRST
+    assert first["securityContext"] == mlflow_container()["securityContext"]
+    assert first["image"] == mlflow_container()["image"]
+
+
+def test_the_database_talks_to_mlflow_alone_and_every_server_is_behind_a_policy():
+    policies = {one["metadata"]["name"]: one["spec"] for one in found("NetworkPolicy")}
+    apps = {one["spec"]["template"]["metadata"]["labels"]["app"]: one for one in found("Deployment")}
+    apps |= {one["spec"]["template"]["metadata"]["labels"]["app"]: one for one in found("StatefulSet")}
+    assert {spec["podSelector"]["matchLabels"]["app"] for spec in policies.values()} == apps.keys()
+    assert policies["postgres"]["ingress"][0]["from"] == [{"podSelector": {"matchLabels": {"app": "mlflow"}}}]
+    assert policies["postgres"]["egress"] == []
+    for name, spec in policies.items():
+        (container,) = apps[name]["spec"]["template"]["spec"]["containers"]
+        allowed = [port["port"] for rule in spec["ingress"] for port in rule["ports"]]
+        assert allowed == [port["containerPort"] for port in container["ports"]]
+        assert all(rule["from"] for rule in spec["ingress"])  # an empty list would be everybody
+
+
+def test_the_example_of_https_leads_to_mlflow():
+    (ingress,) = documents(TLS)
+    (rule,) = ingress["spec"]["rules"]
+    assert ingress["spec"]["tls"][0]["hosts"] == [rule["host"]]
+    (path,) = rule["http"]["paths"]
+    (service,) = found("Service", path["backend"]["service"]["name"])
+    assert path["backend"]["service"]["port"]["name"] in [port["name"] for port in service["spec"]["ports"]]
 
 
 @pytest.mark.parametrize("container", CONTAINERS, ids=lambda container: container["name"])
@@ -128,7 +178,7 @@ def test_no_secret_is_here():
     for secret in found("Secret"):
         assert "data" not in secret
         for key, value in secret["stringData"].items():
-            assert re.fullmatch(r"<.*>", value) or (key, value) == ("username", "admin")
+            assert re.fullmatch(r"<.*>", value) or (key, value) == ("username", "csc")
     assert found("Secret") == documents(EXAMPLE)
 
 
@@ -136,7 +186,7 @@ def test_every_secret_that_is_used_is_explained():
     kept = {(one["metadata"]["name"], key) for one in found("Secret") for key in one["stringData"]}
     references = [
         variable["valueFrom"]["secretKeyRef"]
-        for one in CONTAINERS
+        for one in CONTAINERS + FIRST
         for variable in one["env"]
         if "valueFrom" in variable
     ]

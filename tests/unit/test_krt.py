@@ -9,7 +9,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, gelu, layer_no
 
 from csc.config import resolve
 from csc.methods.base import Replay, Step
-from csc.methods.krt import KRT, Krt, threshold_for
+from csc.methods.krt import KRT, Krt, threshold_for, thresholds_for
 from csc.methods.losses import asymmetric_loss
 from csc.nets.attention import GRID, IncrementalCrossAttention
 from csc.nets.head import grow
@@ -380,3 +380,16 @@ def test_frozen_answers_change_through_shared_layers_only():
 def test_another_head_has_nothing_to_freeze():
     network = Network(torch.nn.Identity(), torch.nn.Linear(2, 2), (0.5,), (0.5,))
     assert not list(KRT(resolve("voc", {"method": "krt", "head": "linear"})).frozen(network))
+
+
+def test_each_class_may_have_its_own_threshold():
+    scores = torch.rand(200, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor([0.2, 0.6, 1.0])
+    thresholds = thresholds_for(scores, torch.tensor([0.1, 0.5, 0.0]))
+    assert (scores > thresholds).sum(0).tolist() == [20, 100, 0]
+    method = KRT(resolve("voc", {"method": "krt", "krt": {"per_class": True}}))
+    step = random_step()
+    old = step.prior_logits.shape[1]
+    method.threshold = torch.full((old,), 2.0, dtype=torch.float64)
+    without = method.terms(step)["ce"]
+    method.threshold[0] = -1.0  # of the first class all images have a pseudo-label
+    assert method.terms(step)["ce"] != without

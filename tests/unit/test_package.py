@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LOCKS = sorted(path for path in (ROOT / "requirements").glob("*.txt") if path.stem != "limits")
+HASHED = ("dev", "cpu-image", "train-image")  # what is installed from: make setup, the images
 
 
 @pytest.mark.slow
@@ -30,18 +31,26 @@ def test_the_wheel_installs_one_top_level_name_with_everything_below_it(tmp_path
 
 @pytest.mark.parametrize("lock", LOCKS, ids=lambda path: path.stem)
 def test_locks_pin_exact_versions_and_name_no_registry(lock):
-    lines = lock.read_text().splitlines()
+    lines = lock.read_text().replace(" \\\n    --hash", " --hash").splitlines()
     assert lines
+    hashes = r"( --hash=sha256:[0-9a-f]{64})" + ("+" if lock.stem in HASHED else "{0}")
     for line in lines:
-        assert re.fullmatch(r"[A-Za-z0-9._-]+(\[[a-z,]+\])?==[A-Za-z0-9.+!]+( ; .+)?", line), line
+        pinned = r"[A-Za-z0-9._-]+(\[[a-z,]+\])?==[A-Za-z0-9.+!]+( ; [^-]+)?"
+        assert re.fullmatch(pinned + hashes, line), f"{line[:80]}: run 'make hashes'"
 
 
 def test_all_locks_agree():
     versions = {}
     for lock in LOCKS:
-        for line in lock.read_text().splitlines():
-            name, version = line.split("==")
+        for name, version in re.findall(r"^(\S+)==(\S+)", lock.read_text(), re.MULTILINE):
             assert versions.setdefault(name, version) == version, f"{lock.name}: {name}"
+
+
+def test_what_is_installed_is_compared_with_the_hashes():
+    recipe, commands = ((ROOT / name).read_text().replace("\\\n", "") for name in ("images/Dockerfile", "Makefile"))
+    installs = re.findall(r"pip.* install .*-r .*", recipe) + re.findall(r"pip (?:install|download) .*-r .*", commands)
+    assert len(installs) == 4
+    assert all("--require-hashes" in line for line in installs)
 
 
 def test_make_help_lists_every_command():

@@ -1,5 +1,8 @@
 """What is refused before a run starts."""
 
+import importlib.util
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,9 +11,10 @@ import pytest
 import timm
 from huggingface_hub import constants
 
+from csc.cli.preflight import preflight as check_machine
 from csc.config import parse_overrides, resolve
 from csc.config.preflight import _check_backbone, preflight
-from csc.errors import BadConfig
+from csc.errors import BadConfig, BadData
 
 
 def check(*items: str) -> None:
@@ -74,3 +78,21 @@ print(*sys.modules)
 """
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "torch" not in modules
+
+
+def test_a_run_that_lacks_packages_or_room_is_refused_with_what_to_do(monkeypatch, tmp_path):
+    config = resolve("digits", {})
+    check_machine(config, tmp_path / "not" / "yet")
+    missing = {"torch", "timm", "kfp"}
+    find_spec = importlib.util.find_spec
+    with monkeypatch.context() as without:
+        without.setattr(importlib.util, "find_spec", lambda name: None if name in missing else find_spec(name))
+        line = "not installed: kfp, torch, timm; run: pip install 'csc-mlcil[pipelines,train]', or [all] for everything"
+        with pytest.raises(BadConfig, match=re.escape(line)):
+            check_machine(config, tmp_path)
+        missing -= {"kfp"}
+        check_machine(config, tmp_path, in_containers=True)
+    usage = shutil.disk_usage(tmp_path)._replace(free=3 << 20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(BadData, match=r"3 MB of disk are free; make room or choose another --workdir"):
+        check_machine(config, tmp_path)

@@ -180,3 +180,14 @@ def test_a_task_that_does_not_exist_is_refused_with_those_that_do(index: int):
 def test_a_task_is_found_by_its_number():
     scenario = Scenario.parse("voc-b0c4")
     assert [scenario.task(VOC_CLASSES, index) for index in range(1, 6)] == list(scenario.tasks(VOC_CLASSES))
+
+
+def test_a_scenario_that_was_extended_keeps_how_its_first_classes_were_cut():
+    later = Scenario.parse("voc-b5c3").extended(4).extended(2)
+    assert later.name == "voc-b5c3+4+2"
+    assert Scenario.parse(later.name) == later
+    assert later.sizes(26) == (5, 3, 3, 3, 3, 3, 4, 2)
+    assert later.before.name == "voc-b5c3+4"
+    assert later.before.before.before == Scenario.parse("voc-b5c3")
+    with pytest.raises(BadScenario):
+        Scenario.parse("voc-b5c3+0")

@@ -4,6 +4,7 @@ import csv
 import html
 import io
 import re
+from dataclasses import replace
 from datetime import date
 from html.parser import HTMLParser
 from pathlib import Path
@@ -24,7 +25,7 @@ from csc.study import cells as cells_module
 from csc.study import claims as claims_module
 from csc.study.cells import DataSource, cells, results
 from csc.study.claims import Resampled, claims
-from csc.study.files import write_files
+from csc.study.files import log_outcome, write_files
 from csc.study.intervals import _weights, difference, resampled_map
 from csc.study.outcome import Outcome
 from csc.study.page import render
@@ -34,6 +35,7 @@ from csc.study.spec import COLUMNS, Row, Study
 from csc.study.summary import results_document, write_between
 from csc.tracking.queries import ScenarioRun
 from csc.version import code_version
+from tests.tracked import fresh_database
 
 ROOT = Path(__file__).parents[2]
 SOURCES = {
@@ -369,12 +371,15 @@ def test_a_run_that_stopped_half_way_is_not_finished(written, server):
 
 
 def test_runs_of_another_version_are_found_only_if_asked_for_and_after_those_of_this_one(written, server):
-    (asked,) = cells(written({**MINE, "methods": ["csc"], "seeds": [0]}), SOURCES)
-    older = {"csc.code_version": "0.0.9+old", "csc.run_key": asked.key_with("0.0.9+old")}
-    server.finish(asked, 60.0, **older)
+    asked, other = cells(written({**MINE, "seeds": [0]}), SOURCES)
+    server.finish(asked, 60.0, **{"csc.code_version": "0.0.9+old", "csc.run_key": "of another version"})
+    del server.runs[0].params["train.epochs"]  # a setting that it did not know yet
     assert results([asked])[0].missing == "not run"
-    (found,) = results([asked], any_code=True)
+    found, missing = results([asked, other], any_code=True)
     assert (found.metrics["last_mAP"], found.facts["code"]) == (60.0, "0.0.9+old")
+    assert missing.missing == "not run"
+    changed = written({**MINE, "seeds": [0], "settings": {"train.epochs": 1}})
+    assert results(cells(changed, SOURCES), any_code=True)[0].missing == "not run"
     server.finish(asked, 70.0)
     assert results([asked], any_code=True)[0].metrics["last_mAP"] == 70.0
 
@@ -605,12 +610,12 @@ def test_the_page_is_whole_and_draws_a_line_for_each_finished_row(outcome):
     tags = Tags()
     tags.feed(page)
     assert tags.open == []
-    assert page.count("<polyline") == 4
+    assert page.count("<polyline") == 8  # in two widths
     words = " ".join(tags.text)
     for word in ("85.5±0.7", "not run", "CUDA out of memory", "7 of 10 cells finished"):
         assert word in words
-    assert "<script" not in page
     assert "http" not in page.replace("http://www.w3.org", "")
+    assert page.count('aria-label="Differences with their intervals"') == 2
 
 
 def test_facts_that_differ_are_told_apart(outcome, server):
@@ -664,6 +669,15 @@ def test_held_out_images_are_never_shown_as_a_table_of_the_paper(form, server):
     assert {record["paper"] for record in csv.DictReader(io.StringIO(csv_lines(outcome)))} == {""}
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_data_that_are_not_the_benchmark_are_named_next_to_the_paper(form, server):
+    study = read_study("table2").narrowed(["voc-b0c4"], ["csc"], [0])
+    part = {"voc": replace(SOURCES["voc"], note="not VOC 2007 as published: train: 6 images")}
+    assert "not VOC 2007 as published: train: 6 images" in told_in(
+        form, Outcome(study, tuple(results(cells(study, part))))
+    )
+
+
 def test_rows_that_alone_are_held_out_are_named(written, server):
     rows = [{"label": "A", "method": "csc", "settings": {"held_out": 5}}, {"label": "B", "method": "lwf"}]
     study = written({"title": "T", "scenarios": ["voc-b0c4"], "rows": rows})
@@ -709,6 +723,23 @@ def test_all_files_are_written_under_the_name_of_the_study(outcome, tmp_path):
     assert [file.name for file in files] == [f"table2.{ending}" for ending in ("txt", "md", "tex", "csv", "html")]
     assert sorted(tmp_path.joinpath("tables").iterdir()) == sorted(files)
     assert files[0].read_text() == text(outcome) + "\n"
+
+
+def test_means_and_deviations_are_one_run_of_mlflow_however_often_they_are_logged(outcome, tmp_path, monkeypatch):
+    from mlflow.tracking import MlflowClient
+
+    uri = fresh_database(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    for _ in range(2):
+        log_outcome(outcome)
+    client = MlflowClient(uri)
+    (run,) = client.search_runs([client.get_experiment_by_name("csc-studies").experiment_id])
+    assert (run.info.run_name, run.info.status) == ("table2", "FINISHED")
+    assert run.data.metrics["voc-b0c4/Fine-Tuning/last_mAP"] == 61.0
+    assert run.data.metrics["voc-b0c4/Fine-Tuning/last_mAP_std"] == pytest.approx(2**0.5)
+    assert "voc-b0c4/AGCN _0_/last_mAP_std" not in run.data.metrics  # one seed has no deviation
+    assert len(client.get_metric_history(run.info.run_id, "voc-b0c4/AGCN _0_/last_mAP")) == 1
+    assert {item.path for item in client.list_artifacts(run.info.run_id)} == {"study.html", "table.md"}
 
 
 def test_every_column_has_a_title():

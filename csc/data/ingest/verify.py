@@ -16,7 +16,7 @@ from csc.errors import BadData
 
 __all__ = ["verify_coco"]
 
-Pairs = set[tuple[str, str]]  # the id of an image, and a class
+Pairs = set[tuple[str, str]]  # the id of an image, and a class; none for the image itself
 
 
 def verify_coco(dataset: Dataset, source: str | os.PathLike[str]) -> str:
@@ -27,13 +27,13 @@ def verify_coco(dataset: Dataset, source: str | os.PathLike[str]) -> str:
         raise BadData("--verify: pycocotools is not installed; run: pip install pycocotools") from None
     skipped = set(dataset.source.get("skipped", ()))
     images, labels, members = _stored(dataset)
-    their_images, their_labels, their_members = set[str](), Pairs(), Pairs()
+    their_images, their_labels, their_members = Pairs(), Pairs(), Pairs()
     with Source(source) as files:
         found = coco2014_files(files) if dataset.source["kind"] == "coco2014" else annotation_files(files)[0]
         for item in found:
             for image_id, ordinary, any_kind in _read(files, item):
                 if image_id not in skipped:
-                    their_images.add(image_id)
+                    their_images.add((image_id, ""))
                     their_labels |= {(image_id, name) for name in ordinary}
                     their_members |= {(image_id, name) for name in any_kind}
     _refuse_difference("images", images, their_images, dataset)
@@ -42,11 +42,11 @@ def verify_coco(dataset: Dataset, source: str | os.PathLike[str]) -> str:
     return f"verified with pycocotools: {len(images):,} images, {len(labels):,} labels, {len(members):,} memberships"
 
 
-def _stored(dataset: Dataset) -> tuple[set[str], Pairs, Pairs]:
+def _stored(dataset: Dataset) -> tuple[Pairs, Pairs, Pairs]:
     """The images of a data set, their labels, and the classes whose tasks they belong to."""
-    images, labels, members = set[str](), Pairs(), Pairs()
+    images, labels, members = Pairs(), Pairs(), Pairs()
     for row in dataset.labels().select(["image_id", "labels", "difficult"]).to_pylist():
-        images.add(row["image_id"])
+        images.add((row["image_id"], ""))
         labels |= {(row["image_id"], name) for name in row["labels"]}
         members |= {(row["image_id"], name) for name in (*row["labels"], *row["difficult"])}
     return images, labels, members
@@ -71,9 +71,9 @@ def _read(files: Source, item: AnnotationFile) -> Iterator[tuple[str, set[str], 
         yield f"{split}-{image['id']:012d}", ordinary[image["id"]], any_kind[image["id"]]
 
 
-def _refuse_difference(what: str, ours: Pairs | set[str], theirs: Pairs | set[str], dataset: Dataset) -> None:
+def _refuse_difference(what: str, ours: Pairs, theirs: Pairs, dataset: Dataset) -> None:
     if ours != theirs:
-        first = min(ours ^ theirs)
-        shown = first if isinstance(first, str) else f"{first[0]}, class '{first[1]}'"
+        image_id, name = first = min(ours ^ theirs)
+        shown = f"{image_id}, class '{name}'" if name else image_id
         who = "only in the data set" if first in ours else "only read by pycocotools"
         raise BadData(f"{dataset.uri}: {what} differ, first in image {shown}, {who}; remove it and ingest again")

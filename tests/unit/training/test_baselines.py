@@ -332,3 +332,40 @@ def test_bad_word_vectors_are_named_in_one_line(bench: Bench, tmp_path: Path, co
     with pytest.raises(BadConfig, match=r"agcn\.embeddings=") as error:
         bench.trainer(config).run()
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("name", "relabel"), [("csc-r", "teacher"), ("csc-r", "both"), ("er", "both")])
+def test_models_fill_in_the_unknown_labels_of_exemplars_if_asked(
+    bench: Bench, views: dict[int, View], tasks: tuple[Task, ...], name: str, relabel: str
+):
+    config = settings(f"method={name}", "memory.labels=own_task", "train.epochs=1", f"memory.relabel={relabel}")
+    memory = update(
+        Memory.empty(views[1].fingerprint),
+        views[1],
+        tasks[0],
+        config.memory,
+        seed=0,
+        features=lambda: np.random.default_rng(0).normal(size=(len(views[1]), 3)),
+    ).extended_to(views[2], tasks[1], "own_task")
+    memory.known[:, 0] = 2  # the first two old classes are unknown, too
+    memory.labels[:, :2] = False
+    prior = fresh_network(config).eval()
+    trainer = bench.trainer(config, grown_network(prior), task=2, prior=prior, memory=memory)
+    seen: list[Step] = []
+    loss = trainer.method.loss
+    trainer.method.loss = lambda step: (seen.append(step), loss(step))[1]
+    trainer.run()
+    objective = trainer.objective
+    own = objective.examples.own
+    said = objective.logits_of_prior()[own:] > 0
+    assert said[:, :2].any()
+    assert torch.equal(objective._filled[own:, :2], said[:, :2])
+    assert not objective._filled[:own].any()
+    assert not objective._filled[own:, 2:].any()  # what is known stays
+    known = objective._tables[0][own:]
+    assert known[:, :OLD].all()
+    assert bool(known[:, OLD:].all()) == (relabel == "both")
+    if name == "csc-r":
+        drawn = seen[0].replays[0]
+        guessed = (drawn.logits > 0).float()[:, OLD:] if relabel == "both" else torch.zeros_like(drawn.logits[:, OLD:])
+        assert torch.equal(drawn.targets[:, OLD:], guessed)

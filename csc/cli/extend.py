@@ -1,0 +1,193 @@
+"""`csc extend`: one more task on a registered model, with only the labels of its new classes."""
+
+import json
+import os
+import tempfile
+from argparse import ArgumentParser, Namespace
+from dataclasses import dataclass
+from pathlib import Path
+
+from csc.artifacts import RegisteredTask
+from csc.cli.command import Command
+from csc.cli.preflight import preflight
+from csc.cli.run import overrides_of, run_here, shown_arguments, view_for
+from csc.cli.submit import check_edited, check_on_cluster, endpoint_arguments, open_endpoint, run_arguments, send
+from csc.cli.workdir import use_workdir
+from csc.config import Config, differences, resolve
+from csc.config.layers import method_class
+from csc.config.tree import merged
+from csc.data.dataset import Dataset
+from csc.errors import BadConfig, BadData, BadModel
+from csc.model import ModelCard
+from csc.pipelines.local.view import View
+from csc.pipelines.profile import SHIPPED, Profile, on_this_machine, read_profile, run_defaults
+from csc.scenario import Scenario
+from csc.storage import absolute, write_bytes
+from csc.tracking.registry import point_aliases
+from csc.tracking.versions import find_version, version_card
+from csc.version import code_version
+
+__all__ = ["EXTEND"]
+
+
+def _arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("model", help="registered model: models:/NAME@final, or models:/NAME/VERSION")
+    parser.add_argument("--data", metavar="URI", required=True, help="data set of new classes, made by 'csc ingest'")
+    parser.add_argument("--test", metavar="URI", help="data set that labels the old classes, to judge them as well")
+    parser.add_argument("--method", help="learning method (default: the model's)")
+    parser.add_argument("--seed", type=int, help="of all random choices (default: the model's)")
+    parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], dest="overrides", help="a setting")
+    parser.add_argument(
+        "--profile", help=f"YAML file, or one of {', '.join(SHIPPED)} (default: local, with --submit kubeflow)"
+    )
+    shown_arguments(parser)
+    parser.add_argument("--submit", action="store_true", help="run on a Kubeflow cluster; see 'csc submit'")
+    endpoint_arguments(parser)
+    run_arguments(parser)
+
+
+@dataclass(frozen=True)
+class _Extension:
+    """What is to be learned on top of which model."""
+
+    before: RegisteredTask
+    card: ModelCard
+    config: Config
+    data: str
+    test: str
+    classes: tuple[str, ...]
+
+    @property
+    def scenario(self) -> Scenario:
+        return Scenario.parse(self.card.scenario).extended(len(self.classes))
+
+    @property
+    def task(self) -> int:
+        return self.card.task + 1
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """The run-time arguments of the pipeline."""
+        config = differences(self.scenario.dataset, self.config)
+        return {"data": self.data, "test": self.test, "model": self.before.model.uri, "config": config}
+
+    def compile_to(self, package: Path, profile: Profile, on_cluster: bool = False) -> None:
+        from csc.pipelines.extension import compile_extension
+
+        extended, old = self.before.model.fingerprint, bool(self.test)
+        compile_extension(self.scenario, self.task, self.config, extended, package, old, profile, on_cluster)
+
+
+def _extend(arguments: Namespace) -> int:
+    profile = read_profile(arguments.profile or ("kubeflow" if arguments.submit else "local"))
+    if arguments.submit:
+        check_edited(arguments.profile or "kubeflow", profile)
+        for uri in filter(None, (arguments.data, arguments.test)):
+            check_on_cluster(uri)
+    else:
+        os.environ.update(profile.env)
+    if profile.tracking.uri and not (arguments.submit and os.environ.get("MLFLOW_TRACKING_URI")):
+        os.environ["MLFLOW_TRACKING_URI"] = profile.tracking.uri
+    workdir = use_workdir(arguments.workdir)
+    before = find_version(arguments.model)
+    card, dataset = version_card(before), Dataset.open(absolute(arguments.data))
+    if card.data_fingerprint == dataset.fingerprint:
+        print(f"{before.model.uri} has learned this data set already: {', '.join(card.new)}; nothing to do")
+        return 0
+    _check_classes(arguments, card, dataset)
+    config = _settings(arguments, card)
+    test = absolute(arguments.test) if arguments.test else ""
+    extension = _Extension(before, card, config, absolute(arguments.data), test, dataset.classes)
+    view = view_for(arguments, [*card.groups, len(dataset.classes)])
+    new = ", ".join(dataset.classes)
+    view.say(f"{before.model.uri} knows {len(card.classes)} classes; task {extension.task} brings {new}")
+    if not test:
+        view.say("old classes have no labels in the new data and are not judged; --test names data that have some")
+    if arguments.submit:
+        return _submit(arguments, profile, extension)
+    return _run(arguments, profile, workdir, extension, view)
+
+
+def _run(arguments: Namespace, profile: Profile, workdir: Path, extension: _Extension, view: View) -> int:
+    scenario, config, before = extension.scenario.name, extension.config, extension.before.model
+    preflight(config, workdir, in_containers=arguments.runner == "docker")
+    key = config.fingerprint(scenario, extension.data, extension.test, before.fingerprint)
+    name = f"{scenario}-{config.method}-seed{config.seed}-{key}"
+    inputs = extension.inputs
+    facts = {"scenario": scenario, "data": extension.data, "config": inputs["config"], "extended": before.fingerprint}
+
+    def compile_to(package: Path) -> None:
+        extension.compile_to(package, on_this_machine(profile))
+
+    run = run_here(arguments, workdir, name, facts, compile_to, inputs, view)
+    if run is None:
+        return 1
+    page = workdir / f"{name}.html"
+    write_bytes(page, run.page.read_bytes())
+    fingerprint = Dataset.open(extension.data).fingerprint
+    made_by = config.fingerprint(scenario, fingerprint, code_version(), before.fingerprint)
+    shown = point_aliases(before.name, made_by)
+    if arguments.json:
+        made = find_version(shown.uri)
+        kept = {"model": made.model.uri, "summary": made.run.summary, "run": made.run.to_plain()}
+        print(json.dumps({**kept, "report": str(page), "reused": run.reused, "seconds": run.seconds}))
+        return 0
+    print(f"\n{run.table}\n")
+    print(f"report    {page}")
+    print(
+        f"model     {shown.uri}, " + (f"also models:/{before.name}@{shown.alias}" if shown.alias else shown.kept_back)
+    )
+    print(f"MLflow    csc ui --workdir {arguments.workdir}")
+    return 0
+
+
+def _submit(arguments: Namespace, profile: Profile, extension: _Extension) -> int:
+    from csc.pipelines.scenario import pipeline_name
+
+    scenario, config = extension.scenario, extension.config
+    endpoint = open_endpoint(arguments, profile)
+    inputs = {key: value for key, value in run_defaults(profile, scenario).items() if key != "data"} | extension.inputs
+    with tempfile.TemporaryDirectory(prefix="csc-submit-") as folder:
+        package = Path(folder) / "pipeline.yaml"
+        extension.compile_to(package, profile, on_cluster=True)
+        name = f"{scenario.name} {config.method} seed {config.seed}"
+        return send(arguments, endpoint, profile, package, pipeline_name(scenario), name, inputs)
+
+
+def _check_classes(arguments: Namespace, card: ModelCard, dataset: Dataset) -> None:
+    """Refuse what cannot become the next task, before anything is written."""
+    if card.task < card.tasks:
+        raise BadModel(
+            f"{arguments.model}: task {card.task} of {card.tasks}; the next one is that of {card.scenario}: "
+            f"csc run {card.scenario} --tasks {card.task + 1}-"
+        )
+    if known := sorted(set(dataset.classes) & set(card.classes)):
+        raise BadData(f"{dataset.uri}: {arguments.model} knows {', '.join(known)} already; expected new classes only")
+    if arguments.test:
+        old = Dataset.open(absolute(arguments.test))
+        if missing := sorted(set(card.classes) - set(old.classes)):
+            raise BadData(f"--test {arguments.test}: has no labels of {', '.join(missing)}, which the model knows")
+
+
+def _settings(arguments: Namespace, card: ModelCard) -> Config:
+    """The model's own settings with what the command line sets; cached maps are of the old data, so images are read."""
+    dataset, then = Scenario.parse(card.scenario).dataset, card.settings()
+    own = json.loads(differences(dataset, then))
+    chosen = {"method": own.pop("method"), "seed": own.pop("seed")} | overrides_of(arguments)
+    config = resolve(dataset, merged(chosen, {"features": {"views": 0}}), shared=own)
+    if not method_class(config.method).continues:
+        raise BadConfig(f"method '{config.method}' begins from nothing in each task; choose another with --method")
+    if config.memory.sampler != "none":
+        raise BadConfig(
+            f"method '{config.method}' replays images of earlier tasks, which csc extend has no data of; choose one "
+            "without a memory with --method, for instance csc"
+        )
+    if (config.backbone, config.head) != (then.backbone, then.head):
+        raise BadConfig(
+            f"method '{config.method}' would need {config.backbone.name} with the head {config.head}; the model has "
+            f"{then.backbone.name} with {then.head}"
+        )
+    return config
+
+
+EXTEND = Command("teach a registered model the classes of one more data set", _arguments, _extend)

@@ -1,0 +1,69 @@
+"""A study in MLflow: one run with the means and deviations of its cells, its tables and its page."""
+
+import re
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from csc.tracking.notes import LONGEST, NOTE
+from csc.tracking.queries import with_tags
+from csc.tracking.retry import find_or_create, translate_errors
+from csc.tracking.server import artifact_location, connect
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+    from mlflow.tracking import MlflowClient
+
+__all__ = ["log_study"]
+
+EXPERIMENT = "csc-studies"
+
+
+def log_study(name: str, means: Mapping[str, tuple[float, float | None]], table: str, page: str) -> None:
+    """Log what came out of a study so far; the same study again completes its run, and adds no point twice.
+
+    Args:
+        name: of the study, and of its run.
+        means: of each number, with the deviation over seeds where there are several, by a path such as
+            `voc-b0c4/CSC/last_mAP`.
+        table: as Markdown.
+        page: as HTML.
+    """
+    with translate_errors():
+        client = connect()
+        from mlflow.entities import Metric
+
+        run = _study_run(client, name)
+        values = {_metric(path): mean for path, (mean, _) in means.items()}
+        values |= {_metric(f"{path}_std"): std for path, (_, std) in means.items() if std is not None}
+        changed = {key: value for key, value in values.items() if run.data.metrics.get(key) != value}
+        points = [Metric(key, value, int(time.time() * 1000), 0) for key, value in changed.items()]
+        for start in range(0, len(points), 1000):
+            client.log_batch(run.info.run_id, metrics=points[start : start + 1000])
+        for file, text in {"table.md": table, "study.html": page}.items():
+            client.log_text(run.info.run_id, text, file)
+        client.set_tag(run.info.run_id, NOTE, table[:LONGEST])
+        client.set_terminated(run.info.run_id, "FINISHED")
+
+
+def _study_run(client: "MlflowClient", name: str) -> "Run":
+    tags = {"csc.role": "study", "csc.study": name}
+
+    def find_experiment() -> str | None:
+        found = client.get_experiment_by_name(EXPERIMENT)
+        return str(found.experiment_id) if found is not None else None
+
+    kind = {"mlflow.experimentKind": "custom_model_development"}
+    experiment = find_or_create(
+        find_experiment, lambda: str(client.create_experiment(EXPERIMENT, artifact_location(), kind))
+    )
+
+    def find() -> "Run | None":
+        return next(iter(client.search_runs([experiment], with_tags(tags), max_results=1)), None)
+
+    return find_or_create(find, lambda: client.create_run(experiment, tags=tags, run_name=name))
+
+
+def _metric(path: str) -> str:
+    """A path as the key of a metric, whose alphabet is smaller than that of labels."""
+    return re.sub(r"[^\w.\-/ ]", "_", path)[:250]

@@ -1,0 +1,127 @@
+"""The pipeline of `csc extend`: one more task on a registered model, with the classes of another data set.
+
+It has the steps of a later task of a scenario. Only where it begins differs: `extend` finds the model and takes the
+classes of the data set as the new ones, where a scenario says what `prior` and `split_labels` do. Old classes have no
+labels in the new data. They are judged too if the pipeline gets a data set that labels them.
+"""
+
+from pathlib import Path
+
+from kfp import dsl
+
+from csc.components.build_dataset.component import build_dataset
+from csc.components.evaluate.component import evaluate
+from csc.components.extend.component import extend
+from csc.components.finish.component import finish
+from csc.components.ingest.component import ingest
+from csc.components.report.component import report
+from csc.components.train.component import train
+from csc.components.train_on_nodes.component import train_on_nodes
+from csc.config import differences
+from csc.config.schema import Config
+from csc.pipelines.package import write_package
+from csc.pipelines.pods import apply
+from csc.pipelines.profile import Profile
+from csc.pipelines.scenario import LOCAL, Results, learn_split, pipeline_name
+from csc.scenario import Scenario
+
+__all__ = ["compile_extension"]
+
+# What the pages of a cluster say of a run's arguments.
+ARGUMENTS = """One more task on a registered model.
+
+Args:
+    data: Folder or s3:// prefix of the data set with the new classes.
+    model: Registered model that is extended, models:/NAME/VERSION.
+    test: Folder or s3:// prefix of a data set that labels the old classes; empty if they are not judged.
+    config: Settings that differ from the defaults, as JSON.
+    checkpoints: Folder on a volume that outlives the steps, for resuming a training that died; empty for none.
+    gpus: GPUs of a train or evaluate step.
+"""
+
+
+def compile_extension(
+    scenario: Scenario,
+    task: int,
+    config: Config,
+    extended: str,
+    out: Path,
+    tests_old: bool = False,
+    profile: Profile = LOCAL,
+    on_cluster: bool = False,
+) -> None:
+    """Write the pipeline of an extension as YAML.
+
+    Args:
+        scenario: of the extended model.
+        task: its number.
+        config: settings.
+        extended: fingerprint of the model that is extended.
+        out: file to write.
+        tests_old: whether the old classes are judged too, with the data set of the argument `test`.
+        profile: of the machine or cluster where it will run.
+        on_cluster: as for `csc.pipelines.scenario.build_pipeline`.
+    """
+    trainer = train_on_nodes if config.train.nodes > 1 else train
+    default, name = differences(scenario.dataset, config), scenario.name
+
+    @dsl.pipeline(name="extension-task", description="The task that brings the classes of the data set.")
+    def extension_task(
+        origin: str,
+        old: str,
+        config: str,
+        checkpoints: str,
+        gpus: str,
+        task: int,
+        split: dsl.Input[dsl.Artifact],
+        prior: dsl.Input[dsl.Model],
+    ) -> dsl.Model:
+        made = learn_split(profile, trainer, origin, config, checkpoints, "", gpus, split, prior=prior)
+        if tests_old:
+            views = apply(profile, build_dataset(origin=old, config=config, split=split))
+            test_view = views.outputs["test_view"]
+            apply(profile, evaluate(features="", model=made["model"], test_view=test_view, prior=prior), gpus)
+        return made["registered"]
+
+    def steps(data: str, model: str, test: str, config: str, checkpoints: str, gpus: str) -> dsl.PipelineTask:
+        """Wire all steps and return the last one."""
+
+        def opened(uri: str) -> str:
+            step = apply(profile, ingest(scenario=name, data=uri)).set_caching_options(False)
+            origin: str = step.outputs["Output"]
+            return origin
+
+        origin = opened(data)
+        start = apply(profile, extend(origin=origin, scenario=name, model=model))
+        learned = extension_task(
+            origin=origin,
+            old=opened(test) if tests_old else "",
+            config=config,
+            checkpoints=checkpoints,
+            gpus=gpus,
+            task=task,
+            split=start.outputs["split"],
+            prior=start.outputs["registered"],
+        ).set_display_name(f"task-{task:02d}")
+        return apply(profile, report(registered=learned.output))
+
+    def extension(
+        data: str, model: str, test: str = "", config: str = default, checkpoints: str = "", gpus: str = "1"
+    ) -> Results:
+        results = steps(data, model, test, config, checkpoints, gpus)
+        return Results(results.outputs["Output"], results.outputs["page"])
+
+    def extension_on_cluster(
+        data: str, model: str, test: str = "", config: str = default, checkpoints: str = "", gpus: str = "1"
+    ) -> None:
+        closing = apply(profile, finish(scenario=name, data=data, config=config, extended=extended))
+        closing.set_caching_options(False)
+        with dsl.ExitHandler(closing, name=name):
+            steps(data, model, test, config, checkpoints, gpus)
+
+    chosen = extension_on_cluster if on_cluster else extension
+    chosen.__doc__ = ARGUMENTS
+    pipeline = dsl.pipeline(name=pipeline_name(scenario), description=f"{name}: task {task} on a registered model")(
+        chosen
+    )
+    write_package(pipeline, out, on_cluster=on_cluster)
