@@ -11,9 +11,9 @@ from csc.retry import with_retries
 from csc.serving.packaging import package_model
 from csc.tracking.evidence import keep_evidence
 from csc.tracking.files import SCORES, keep_file
-from csc.tracking.names import changed_settings
+from csc.tracking.names import changed_settings, model_name
 from csc.tracking.notes import task_note
-from csc.tracking.registry import describe_version, keep_record, log_model, model_name, register_version
+from csc.tracking.registry import describe_version, keep_record, log_model, register_version
 from csc.tracking.runs import Tracker
 
 __all__ = ["register"]
