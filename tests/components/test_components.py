@@ -60,8 +60,8 @@ def chain(request, tmp_path_factory):
                 config=config, checkpoints="", split=split, train_view=views[0], model=model, prior=prior, **maps
             )
             results = {"metrics": artifact(dsl.Metrics, "metrics"), "evidence": artifact(dsl.Artifact, "evidence")}
-            scores = artifact(dsl.Dataset, "scores")
-            evaluate.python_func(model=model, test_view=views[1], scores=scores, prior=prior, **results, **maps)
+            results["scores"] = artifact(dsl.Dataset, "scores")
+            evaluate.python_func(model=model, test_view=views[1], prior=prior, **results, **maps)
             registered = artifact(dsl.Model, "registered")
             register.python_func(model=model, test_view=views[1], registered=registered, prior=prior, **results)
             prior = registered
@@ -147,6 +147,7 @@ def test_registering_again_adds_no_version_and_no_run(chain, monkeypatch):
         metrics=chain["metrics-2"],
         test_view=chain["test_view-2"],
         evidence=chain["evidence-2"],
+        scores=chain["scores-2"],
         registered=chain["registered-2"],
         prior=chain["registered-1"],
     )
