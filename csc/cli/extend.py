@@ -23,7 +23,9 @@ from csc.pipelines.local.view import View
 from csc.pipelines.profile import SHIPPED, Profile, on_this_machine, read_profile, run_defaults
 from csc.scenario import Scenario
 from csc.storage import absolute, write_bytes
+from csc.tracking.registry import point_aliases
 from csc.tracking.versions import find_version, version_card
+from csc.version import code_version
 
 __all__ = ["EXTEND"]
 
@@ -122,15 +124,19 @@ def _run(arguments: Namespace, profile: Profile, workdir: Path, extension: _Exte
         return 1
     page = workdir / f"{name}.html"
     write_bytes(page, run.page.read_bytes())
-    model = f"models:/{before.name}@task-{extension.task:02d}"
+    fingerprint = Dataset.open(extension.data).fingerprint
+    made_by = config.fingerprint(scenario, fingerprint, code_version(), before.fingerprint)
+    shown = point_aliases(before.name, made_by)
     if arguments.json:
-        made = find_version(model)
+        made = find_version(shown.uri)
         kept = {"model": made.model.uri, "summary": made.run.summary, "run": made.run.to_plain()}
         print(json.dumps({**kept, "report": str(page), "reused": run.reused, "seconds": run.seconds}))
         return 0
     print(f"\n{run.table}\n")
     print(f"report    {page}")
-    print(f"model     {model}, also @final")
+    print(
+        f"model     {shown.uri}, " + (f"also models:/{before.name}@{shown.alias}" if shown.alias else shown.kept_back)
+    )
     print(f"MLflow    csc ui --workdir {arguments.workdir}")
     return 0
 

@@ -22,7 +22,6 @@ from torch.nn.functional import interpolate
 from torch.utils.data import DataLoader
 
 from csc.data.augment import Pixels, augment
-from csc.data.columns import to_numpy
 from csc.data.cores import cores
 from csc.data.order import Draw, Plan, flat
 from csc.data.shards import FORMATS, ImageShards
@@ -147,7 +146,7 @@ class _Images:
 
     def __init__(self, view: View, size: int, mode: str, seed: int | None, *, augment: bool, keep: bool) -> None:
         self.shards = ImageShards(view.images)
-        self.places = np.stack([to_numpy(view.table["shard"]), to_numpy(view.table["row"])], axis=1).tolist()
+        self.positions = view.positions()
         self.targets = view.targets()
         self.size, self.mode, self.seed, self.augment = size, mode, seed, augment
         fits = len(view) * size * size * 3 <= KEPT_BYTES
@@ -180,9 +179,9 @@ class _Images:
     def _random(self, epoch: int, row: int, draw: int) -> np.random.Generator:
         """What decides how a draw in an epoch shows a row."""
         if self.seed is None:
-            shard, position = self.places[row]
-            return np.random.default_rng([shard, epoch, position])
-        return np.random.default_rng([self.seed, epoch, row + draw * len(self.places)])  # one number for each pair
+            shard, of_shard = self.positions[row]
+            return np.random.default_rng([shard, epoch, of_shard])
+        return np.random.default_rng([self.seed, epoch, row + draw * len(self.positions)])  # one number for each pair
 
     def _image(self, row: int) -> Pixels:
         if self.kept is None:
@@ -192,16 +191,16 @@ class _Images:
         return self.kept[row]
 
     def _decoded(self, row: int) -> Pixels:
-        place = self.places[row]
+        position = self.positions[row]
         try:
-            return decode(self.shards.jpeg(*place), self.size, self.mode)
+            return decode(self.shards.jpeg(*position), self.size, self.mode)
         except (OSError, SyntaxError) as error:
-            where = self.shards.where(*place)
+            where = self.shards.where(*position)
             raise BadData(f"{where}: broken image ({error}); ingest the data set again") from None
 
 
 def workers_for(wanted: int | Literal["auto"], device: torch.device) -> Workers:
-    """Who loads: so many processes, none of them (0, as part of the training), or a `thread` beside the training.
+    """Who loads: so many processes, none of them (0, as part of the training), or a `thread` next to the training.
 
     By itself a GPU gets as many processes as there are cores to spare, which the ranks of a node share. On a CPU the
     network needs the cores, and a thread fills the gaps it leaves.
@@ -249,7 +248,7 @@ def _loaded(images: _Images, keys: Iterable[Key], workers: Workers) -> Batches:
 
 
 def loaded(load: Callable[[Key], Batch], keys: Iterable[Key], *, ahead: bool) -> Batches:
-    """Load batch after batch in this process, `ahead` in a thread beside its consumer; pinned if there is a GPU."""
+    """Load batch after batch in this process, `ahead` in a thread next to its consumer; pinned if there is a GPU."""
     pinned = (lambda key: load(key).pin_memory()) if torch.cuda.is_available() else load
     return Batches(_from_thread(pinned, keys) if ahead else (pinned(key) for key in keys))
 

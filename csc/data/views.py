@@ -53,6 +53,11 @@ class View:
         dense[rows, to_numpy(labels.values[offsets[0] : offsets[-1]])] = True
         return dense
 
+    def positions(self) -> list[list[int]]:
+        """Shard of each image, and row there."""
+        columns = [to_numpy(self.table["shard"]), to_numpy(self.table["row"])]
+        return np.stack(columns, axis=1).tolist()  # type: ignore[no-any-return]
+
     def where(self, kept: np.ndarray[Any, np.dtype[np.bool_]]) -> "View":
         """Only the images that a mask keeps."""
         return replace(self, table=self.table.filter(from_numpy(kept)))

@@ -40,6 +40,14 @@ INPUTS = ("split", "train_view", "prior")
 PLUGIN = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_ID", "MLFLOW_RUN_ID", "MLFLOW_WORKSPACE")
 # For loader processes; of the volumes of a step Kubeflow passes on only those that outlive a pod.
 SHARED_MEMORY = {"name": "shm", "emptyDir": {"medium": "Memory"}}
+TEMPORARY = {"name": "csc-tmp", "emptyDir": {}}  # all that is written outside volumes is below /tmp
+# What Kubeflow Pipelines sets for the containers of steps, and a root file system that nobody can write.
+HARDENED = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
 Pod = Mapping[str, Any]  # fields of kfp's TaskConfig: resources, env, volumes, volume_mounts, node_selector, …
 
 
@@ -103,16 +111,18 @@ def train_job(name: str, folder: Path, settings: Train, pod: Pod, own: Mapping[s
         "env": list({item["name"]: item for item in [UNBUFFERED, *_injected(), *(pod.get("env") or [])]}.values()),
         "resourcesPerNode": pod.get("resources"),
     }
+    places = {SHARED_MEMORY["name"]: "/dev/shm", TEMPORARY["name"]: "/tmp"}
+    mounts = [{"name": volume, "mountPath": path} for volume, path in places.items()]
     process = {
         "name": NODE,
-        "securityContext": container.get("securityContext"),
-        "volumeMounts": [*(pod.get("volume_mounts") or []), {"name": SHARED_MEMORY["name"], "mountPath": "/dev/shm"}],
+        "securityContext": {**HARDENED, **(container.get("securityContext") or {})},
+        "volumeMounts": [*(pod.get("volume_mounts") or []), *mounts],
     }
     spec = {
         "serviceAccountName": own.get("serviceAccountName"),
         "imagePullSecrets": own.get("imagePullSecrets"),
         "securityContext": own.get("securityContext"),
-        "volumes": [*(pod.get("volumes") or []), SHARED_MEMORY],
+        "volumes": [*(pod.get("volumes") or []), SHARED_MEMORY, TEMPORARY],
         "containers": [_present(process)],
         "nodeSelector": pod.get("node_selector"),
         "affinity": pod.get("affinity"),

@@ -21,11 +21,11 @@ class Outputs(NamedTuple):
     stages: tuple[Tensor, ...]  # outputs of the backbone's stages, the last being the maps; only the maps if cached
     pull: Tensor | None  # (B,) of a pool of prompts: similarity to the chosen keys
 
-    def first(self, rows: int) -> "Outputs":
-        """The outputs of the first images."""
-        stages = tuple(stage[:rows] for stage in self.stages)
-        pull = None if self.pull is None else self.pull[:rows]
-        return Outputs(self.logits[:rows], self.representation[:rows], stages, pull)
+    def of(self, rows: slice) -> "Outputs":
+        """The outputs of some of the images."""
+        stages = tuple(stage[rows] for stage in self.stages)
+        pull = None if self.pull is None else self.pull[rows]
+        return Outputs(self.logits[rows], self.representation[rows], stages, pull)
 
 
 class Network(nn.Module):

@@ -11,9 +11,9 @@ from csc.retry import with_retries
 from csc.serving.packaging import package_model
 from csc.tracking.evidence import keep_evidence
 from csc.tracking.files import SCORES, keep_file
-from csc.tracking.names import changed_settings
+from csc.tracking.names import changed_settings, model_name
 from csc.tracking.notes import task_note
-from csc.tracking.registry import describe_version, keep_record, log_model, model_name, register_version
+from csc.tracking.registry import describe_version, keep_record, log_model, register_version
 from csc.tracking.runs import Tracker
 
 __all__ = ["register"]
@@ -55,7 +55,8 @@ def register(
     tracker.log_inputs(views, before.model.model_id if before is not None else None)
     tracker.log_task(logged.model_id, tracked, numbers.AP, training.epochs)
     name = before.model.name if before is not None else model_name(card.scenario, card.method)
-    kept_back = _kept_back(card.settings().register, numbers.mAP, before)
+    alike = before if before is not None and before.run.scenario == card.scenario else None  # on the same test images
+    kept_back = _kept_back(card.settings().register, numbers.mAP, alike)
     registered = register_version(tracker, logged, digest, name, kept_back)
     tracker.log_scenario(tracked)
     record = RegisteredTask(registered, results)

@@ -85,13 +85,14 @@ def compare(stories: Sequence[Story]) -> list[Group]:
 
 
 def _told_apart(groups: list[Group]) -> list[Group]:
-    """Rows of the same name get the ids of their runs."""
-    names = [group.name for group in groups]
+    """Rows by what they do not all share; those that would still have the same name get the ids of their runs."""
+    words = [group.name.split(" · ") for group in groups]
+    shared = set.intersection(*map(set, words))
+    names = [" · ".join(word for word in of if word not in shared) or " · ".join(of) for of in words]
+    ids = [next(iter(group.runs.values()))[0][:8] for group in groups]
     return [
-        Group(f"{group.name} ({next(iter(group.runs.values()))[0][:8]})", group.runs)
-        if names.count(group.name) > 1
-        else group
-        for group in groups
+        Group(f"{name} ({run_id})" if names.count(name) > 1 else name, group.runs)
+        for name, run_id, group in zip(names, ids, groups, strict=True)
     ]
 
 

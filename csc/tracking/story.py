@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from csc.artifacts import RegisteredTask
-from csc.config import Config, resolve
+from csc.config import Config, methods, resolve
 from csc.config.tree import nested
 from csc.errors import TrackingError
 from csc.scenario import Scenario
@@ -86,12 +86,16 @@ def finished_tasks(key: str) -> dict[int, float]:
 
 
 def _run(client: "MlflowClient", words: str) -> "Run | None":
+    """The run with this id or name, or the newest of this scenario or registered model."""
+    if "'" in words:  # nothing of ours has one, and a query would end there
+        return None
+    conditions = [f"attributes.run_id = '{words}'", f"attributes.run_name = '{words}'"]
+    conditions.append(with_tags({"csc.scenario": words}))
+    for method in methods():
+        if words.endswith(f"-{method}"):
+            conditions.append(with_tags({"csc.scenario": words.removesuffix(f"-{method}"), "csc.method": method}))
     every = with_tags({"csc.role": "scenario"})
-    queries = [every]
-    if words:
-        conditions = ("attributes.run_id = '{}'", "attributes.run_name = '{}'", "tags.`csc.scenario` = '{}'")
-        queries = [f"{every} and {condition.format(words)}" for condition in conditions if "'" not in words]
-    for query in queries:
+    for query in [f"{every} and {condition}" for condition in conditions] if words else [every]:
         for run in client.search_runs(_experiments(client), query, max_results=1, order_by=_NEWEST):
             return run
     return None

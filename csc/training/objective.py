@@ -119,8 +119,9 @@ class Objective:
         share = sizes[0] / (sizes[0] + sum(len(other[0].rows) for other in others))
         own = [len(self.group.shard(range(size))) for size in sizes]
         with self.precision.autocast:
-            learner, prior = self._outputs(batch, own[0])
-            distances = self.method.distances(learner.first(own[0]), prior) if self.needs_intermediates else {}
+            outputs, prior = self._outputs(batch, own[0])
+            learner = outputs.of(slice(sum(own))) if self.draws_features else outputs
+            distances = self._distances(learner.of(slice(own[0])), prior)
 
         def gather(values: Tensor) -> list[Tensor]:
             """The rows of all processes: those of the task, then those of each draw."""
@@ -144,19 +145,20 @@ class Objective:
         step = Step(logits[0], targets[0], self.new, prior_logits, known, per_image, replays, share)
         terms = self.method.loss(step) | self.method.penalty(self.network)
         if self.draws_features:
-            terms["drawn"] = self.config.statistics.weight * self._loss_of_drawn(sizes[0], share)
+            drawn = self._loss_of_drawn(outputs.of(slice(sum(own), None)), share)
+            terms["drawn"] = self.config.statistics.weight * drawn
         return terms
 
-    def _loss_of_drawn(self, count: int, share: float) -> Tensor:
-        """The method's loss of features drawn for old classes: images without a new class, as maps of one position."""
-        maps = draw_features(self.method.state, count)[:, :, None, None].to(self.device)
+    def _distances(self, learner: Outputs, prior: Outputs | None) -> dict[str, Tensor]:
+        return self.method.distances(learner, prior) if self.needs_intermediates else {}
+
+    def _loss_of_drawn(self, learner: Outputs, share: float) -> Tensor:
+        """The method's loss of the features drawn for old classes, as of images without a new class."""
         with self.precision.autocast:
-            prior = self._asked_prior(maps)
-            learner = _as_outputs(self.learner(maps, self.needs_intermediates))
-            distances = self.method.distances(learner, prior) if self.needs_intermediates else {}
-        logits, prior_logits = learner.logits.float(), prior.logits.float()
-        per_image = {name: values.float() for name, values in distances.items()}
-        step = Step(logits, torch.zeros_like(logits), self.new, prior_logits, None, per_image, (), share)
+            prior = self._asked_prior(self._drawn)
+            distances = {name: values.float() for name, values in self._distances(learner, prior).items()}
+        logits = learner.logits.float()
+        step = Step(logits, torch.zeros_like(logits), self.new, prior.logits.float(), None, distances, share=share)
         return torch.stack(list(self.method.loss(step).values())).sum()
 
     def _with_others(self, rows: Tensor, others: Sequence[Sequence[int]]) -> Tensor:
@@ -166,12 +168,16 @@ class Objective:
         return torch.cat([rows, torch.tensor([row for other in others for row in other], device=self.device)])
 
     def _outputs(self, batch: Batch, own: int) -> tuple[Outputs, Outputs | None]:
-        """What the learner says of all images, and the prior model of the task's."""
+        """What the learner says of all images and of features drawn after them, and the prior model of the task's."""
         images = batch.images
         if self.config.backbone.frozen:
             with torch.no_grad():
                 images = self.network.features(images)
         prior = self._prior_outputs(images[:own], batch.rows[:own])  # first: what it computes with is free again then
+        if self.draws_features:
+            drawn = draw_features(self.method.state, own)[:, :, None, None].to(images)
+            self._drawn = drawn.expand(-1, -1, *images.shape[2:])  # maps that are the same at all positions
+            images = torch.cat([images, self._drawn])  # in one pass: batch-norms see both
         return _as_outputs(self.learner(images, self.needs_intermediates)), prior
 
     def _prior_outputs(self, images: Tensor, rows: Tensor) -> Outputs | None:

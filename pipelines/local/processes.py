@@ -7,6 +7,7 @@ Everything else of a step is the same: its own process, its own environment, its
 A step never outlives the process that started it. If that is told to end, the step is told too, and may save its work.
 """
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -74,7 +75,7 @@ def run_process(step: Step, show: Show, method: Literal["forkserver", "spawn"] =
 def _end(process: BaseProcess, lines: Iterable[str], show: Show) -> None:
     """Tell a step to end, hand on what it has to say, and kill it if it takes too long or we are interrupted again."""
     process.terminate()
-    late = threading.Timer(GRACE_SECONDS, process.kill)
+    late = threading.Timer(GRACE_SECONDS, _kill, [process])
     late.start()
     try:
         for line in lines:
@@ -82,7 +83,15 @@ def _end(process: BaseProcess, lines: Iterable[str], show: Show) -> None:
         process.join()
     finally:
         late.cancel()
-        process.kill()
+        _kill(process)
+
+
+def _kill(process: BaseProcess) -> None:
+    """Kill a step and all that it has started, which may hold its output open; it is the leader of their group."""
+    process.kill()
+    if process.pid is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _execute(code: str, arguments: list[str], environment: dict[str, str], output: Connection) -> None:

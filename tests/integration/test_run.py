@@ -42,7 +42,8 @@ def test_run_ends_in_a_table_with_one_row_per_task_and_says_where_to_look(undist
     for word in ("average", "last mAP", "initialisation scratch", "seed 0"):
         assert word in table
     assert len(last_results(workdir)) == 3
-    assert (workdir / "digits-b0c4-csc-seed0.html").read_text().startswith("<!")
+    (page,) = workdir.glob("digits-b0c4-csc-seed0-*.html")
+    assert page.read_text().startswith("<!")
     assert f"models:/{NAME}@final" in printed
     assert list((workdir / "checkpoints").iterdir()) == []
 
@@ -141,11 +142,11 @@ def test_ui_serves_the_runs_of_the_work_folder(undisturbed):
 
 def test_show_tells_the_story_of_a_run_however_it_is_named(undisturbed, scenes):
     workdir, _ = undisturbed
-    told = [csc("show", *words, "--workdir", workdir) for words in ([], ["digits-b0c4"], [f"models:/{NAME}/2"])]
+    told = [csc("show", *words, "--workdir", workdir) for words in ([], ["digits-b0c4"], [NAME], [f"models:/{NAME}/2"])]
     assert {done.stdout for done in told} == {told[0].stdout}
     lines = told[0].stdout.splitlines()
-    assert re.match(r"digits-b0c4 csc seed 0.* · finished · started 20", lines[0])
-    assert lines[1] == "settings  backbone.name=test_byobnet · train.epochs=2 · cigcn.width=16"
+    assert re.match(r"digits-b0c4 · csc · .* · seed 0 · finished · started 20", lines[0])
+    assert lines[1] == "settings  backbone.name=test_byobnet · cigcn.width=16 · train.epochs=2"
     assert lines[2] == f"model     models:/{NAME}/3"
     tasks = last_results(workdir)
     last, first = tasks[-1]["AP"]["0"], tasks[0]["AP"]["0"]

@@ -266,7 +266,7 @@ def test_a_broken_image_in_a_bucket_can_be_left_out_and_a_store_that_fails_canno
 
 
 @pytest.mark.parametrize("change", ["cut", "not there"])
-def test_a_damaged_shard_in_a_bucket_is_made_anew_by_the_same_ingest(change: str, bucket: str, tmp_path: Path):
+def test_a_damaged_shard_in_a_bucket_is_written_again_by_the_same_ingest(change: str, bucket: str, tmp_path: Path):
     make_voc(tmp_path / "raw")
     dataset = ingest_voc2007(tmp_path / "raw", f"{bucket}/voc", options=WriteOptions(shard_rows=4))
     shard = f"{bucket}/voc/images/00001.arrow"

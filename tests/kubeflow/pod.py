@@ -8,7 +8,6 @@ MLflow, which is all that differs from the container's command.
 """
 
 import contextlib
-import io
 import json
 import os
 import shutil
@@ -23,7 +22,8 @@ from google.protobuf import json_format
 from kfp.pipeline_spec import pipeline_spec_pb2
 
 from csc.components.__main__ import source_of
-from csc.pipelines.local.forked import forked_steps, run_forked
+from csc.pipelines.local.processes import import_libraries_once, run_process
+from csc.pipelines.local.steps import Step as LocalStep
 from tests.kubeflow.driver import LOGS, Output, Step, StepFailed
 
 __all__ = ["Pods", "forked", "started"]
@@ -50,12 +50,12 @@ def forked() -> Iterator[Start]:
     """Run what a container's command runs in a fork of one process that has imported the libraries."""
 
     def start(command: list[str], environment: Mapping[str, str]) -> tuple[int, str]:
-        with contextlib.redirect_stdout(io.StringIO()) as lines:
-            code = run_forked(command, environment)
-        return code, lines.getvalue()
+        lines: list[str] = []
+        code = run_process(LocalStep("", command, environment), lines.append)
+        return code, "".join(f"{line}\n" for line in lines)
 
-    with forked_steps():
-        yield start
+    import_libraries_once()
+    yield start
 
 
 @dataclass

@@ -169,15 +169,15 @@ def test_wrong_content_is_fetched_a_second_time_then_refused_and_never_kept(chan
     assert not list((cache.root / "partial").iterdir())
 
 
-def test_a_copy_that_was_spoilt_on_the_way_is_fetched_again(
+def test_a_copy_that_was_damaged_on_the_way_is_fetched_again(
     shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    def spoilt_once(uri: str, path: Path) -> None:
+    def damaged_once(uri: str, path: Path) -> None:
         shop.download(uri, path)
         if len(shop.downloads()) == 1:
-            path.write_bytes(b"spoilt")
+            path.write_bytes(b"damaged")
 
-    monkeypatch.setattr(module, "download", spoilt_once)
+    monkeypatch.setattr(module, "download", damaged_once)
     wanted = shop.put("one")
     assert NodeCache(tmp_path / "cache", 10_000).fetch(*wanted).stat().st_size == 1000
     assert shop.downloads() == ["one", "one"]
@@ -418,7 +418,7 @@ def test_feature_maps_whose_files_made_room_leave_the_disk(shop: Shop, tmp_path:
     held_by_us = {line.split()[5] for line in Path("/proc/self/maps").read_text().splitlines() if "(deleted)" in line}
     assert len([path for path in held_by_us if path.startswith(str(tmp_path))]) <= 1  # until the next miss
     assert refusal(lambda: maps.map(4, 0)).endswith("index.json: has no shard 4; remove the folder and embed again")
-    (shop.folder / "00002.arrow").write_bytes(b"spoilt")
+    (shop.folder / "00002.arrow").write_bytes(b"damaged")
     assert refusal(lambda: maps.map(2, 0)).endswith("remove the folder and embed again")
 
 

@@ -99,7 +99,7 @@ def labels_other(path: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [labels_missing, labels_cut, labels_of_text, labels_of_numbers, labels_other])
-def test_a_spoilt_label_table_is_refused_by_name(spoil: Callable[[Path], None], tmp_path: Path):
+def test_a_damaged_label_table_is_refused_by_name(spoil: Callable[[Path], None], tmp_path: Path):
     dataset = write(tmp_path / "set")
     spoil(dataset.path / "labels.parquet")
     assert refusal(dataset.labels).startswith(f"{dataset.path / 'labels.parquet'}: n")  # not readable, or no such file
@@ -125,7 +125,7 @@ def shard_flipped(path: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [shard_missing, shard_cut, shard_of_something_else, shard_flipped])
-def test_a_spoilt_image_shard_is_refused_by_name(spoil: Callable[[Path], None], tmp_path: Path):
+def test_a_damaged_image_shard_is_refused_by_name(spoil: Callable[[Path], None], tmp_path: Path):
     dataset = write(tmp_path / "set")
     spoil(Path(dataset.images) / "00000.arrow")
     message = refusal(lambda: ImageShards(dataset.images).jpeg(0, 0))

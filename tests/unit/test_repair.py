@@ -25,7 +25,7 @@ def flip(path: Path) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("spoil", [Path.unlink, cut, flip])
-def test_damaged_shards_are_made_anew_and_named(spoil: Callable[[Path], None], workers: int, tmp_path: Path):
+def test_damaged_shards_are_written_again_and_named(spoil: Callable[[Path], None], workers: int, tmp_path: Path):
     raw = make_coco(tmp_path / "raw")
     dataset = ingest_coco(raw, tmp_path / "set", "animals", options=WriteOptions(shard_rows=2))
     before = contents(dataset.path)
@@ -41,7 +41,7 @@ def test_damaged_shards_are_made_anew_and_named(spoil: Callable[[Path], None], w
 
 @pytest.mark.parametrize("file", ["labels.parquet", "images/index.json"])
 @pytest.mark.parametrize("spoil", [Path.unlink, cut])
-def test_a_data_set_that_cannot_be_mended_is_refused_by_the_file(
+def test_a_data_set_that_cannot_be_repaired_is_refused_by_the_file(
     spoil: Callable[[Path], None], file: str, tmp_path: Path
 ):
     raw = make_coco(tmp_path / "raw")

@@ -217,7 +217,7 @@ def test_a_link_to_an_empty_folder_is_filled(tmp_path: Path):
     assert {path.name for path in tmp_path.iterdir()} <= {"disk", "target"}
 
 
-def test_the_present_folder_is_filled_or_refused_but_never_spoilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_present_folder_is_filled_or_refused_but_never_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "old").write_text("the only copy")
     monkeypatch.chdir(tmp_path / "here")

@@ -19,7 +19,7 @@ import pytest
 
 from csc.config.schema import Train
 from csc.distributed.cluster import MOST_TRIES, Cluster, ClusterError
-from csc.distributed.trainjob import job_name, stage, train_job, train_on_nodes
+from csc.distributed.trainjob import HARDENED, SHARED_MEMORY, job_name, stage, train_job, train_on_nodes
 from csc.errors import BadConfig, BadData
 from csc.scenario import Task
 
@@ -139,9 +139,10 @@ def test_the_job_is_the_step_on_more_nodes(shared: Path):
     assert trainer["resourcesPerNode"] == task["resources"]
     assert trainer["env"] == [{"name": "PYTHONUNBUFFERED", "value": "1"}, *task["env"]]
     spec = template["spec"]
-    assert spec["volumes"] == [*task["volumes"], {"name": "shm", "emptyDir": {"medium": "Memory"}}]
-    mounts = [*task["volume_mounts"], {"name": "shm", "mountPath": "/dev/shm"}]
-    assert spec["containers"] == [{"name": "node", "securityContext": HELD, "volumeMounts": mounts}]
+    assert spec["volumes"] == [*task["volumes"], SHARED_MEMORY, {"name": "csc-tmp", "emptyDir": {}}]
+    places = [{"name": "shm", "mountPath": "/dev/shm"}, {"name": "csc-tmp", "mountPath": "/tmp"}]
+    mounts = [*task["volume_mounts"], *places]
+    assert spec["containers"] == [{"name": "node", "securityContext": {**HARDENED, **HELD}, "volumeMounts": mounts}]
     assert (spec["nodeSelector"], spec["tolerations"]) == (task["node_selector"], task["tolerations"])
     assert (spec["serviceAccountName"], spec["imagePullSecrets"]) == ("pipeline-runner", [{"name": "regcred"}])
     assert template["metadata"]["labels"] == {"sidecar.istio.io/inject": "false"}
@@ -151,14 +152,24 @@ def test_the_job_is_the_step_on_more_nodes(shared: Path):
 def test_the_nodes_run_as_the_user_of_the_step(shared: Path):
     spec = _node(train_job(NAME, shared / NAME, Train(nodes=2), pod(shared), OWN_POD))["spec"]
     assert spec["securityContext"] == SHARING
-    assert [container["securityContext"] for container in spec["containers"]] == [HELD]
+    assert [container["securityContext"] for container in spec["containers"]] == [{**HARDENED, **HELD}]
+
+
+def test_nobody_on_a_node_can_write_outside_volumes_or_gain_rights(shared: Path):
+    (container,) = _node(train_job(NAME, shared / NAME, Train(nodes=2), pod(shared), OWN_POD))["spec"]["containers"]
+    allowed = container["securityContext"]
+    assert allowed["readOnlyRootFilesystem"] is True
+    assert allowed["allowPrivilegeEscalation"] is False
+    assert allowed["capabilities"] == {"drop": ["ALL"]}
+    assert allowed["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert "/tmp" in [mount["mountPath"] for mount in container["volumeMounts"]]
 
 
 def test_a_step_without_a_user_leaves_that_of_the_image_to_the_nodes(shared: Path):
     own = {"containers": [{"name": "main", "image": "registry/csc-train:1"}], "securityContext": {}}
     spec = _node(train_job(NAME, shared / NAME, Train(nodes=2), pod(shared), own))["spec"]
     assert "securityContext" not in spec
-    assert "securityContext" not in spec["containers"][0]
+    assert spec["containers"][0]["securityContext"] == HARDENED
 
 
 def test_secrets_reach_the_job_by_reference_only(shared: Path, monkeypatch: pytest.MonkeyPatch):

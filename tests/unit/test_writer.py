@@ -281,7 +281,7 @@ def test_the_same_data_set_is_left_alone_where_nothing_may_be_written(tmp_path: 
 
 @pytest.mark.parametrize("there", [False, True], ids=["empty", "same data set"])
 @pytest.mark.parametrize("spelled", [".", "", "../set"])
-def test_the_present_folder_is_filled_or_refused_but_never_spoilt(
+def test_the_present_folder_is_filled_or_refused_but_never_damaged(
     spelled: str, there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (tmp_path / "set").mkdir()
@@ -534,7 +534,7 @@ def shard_lost(begun: Path) -> None:
 @pytest.mark.parametrize(
     "spoil", [record_cut, record_of_something_else, shard_cut, shard_with_a_flipped_byte, shard_lost]
 )
-def test_a_spoilt_leftover_is_made_again(spoil: Callable[[Path], None], tmp_path: Path):
+def test_a_damaged_leftover_is_made_again(spoil: Callable[[Path], None], tmp_path: Path):
     fail_after_six(tmp_path / "set")
     spoil(tmp_path / "set")
     images = Pictures(tmp_path / "log")
