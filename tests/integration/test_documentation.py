@@ -10,12 +10,15 @@ import pytest
 
 from csc.data.ingest.digits import VERSION, ingest_digits
 from tests.builders import make_coco, make_voc, zipped
-from tests.integration.conftest import SMALL, environment
+from tests.integration.conftest import environment
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 ELSEWHERE = ("make", "source", "cp", "csc submit", "csc status", "csc logs", "csc ui", "csc serve", "pip")
-SHORT = {"run": [word for item in SMALL for word in ("--set", item)], "study": ["--dry-run"]}  # said of a command
+SHORT = {  # added to a command: it is known to work, what is tested is that the page says it right
+    "run": "--set train.epochs=1 --set backbone.name=test_byobnet --set init=scratch".split(),
+    "study": ["--dry-run"],
+}
 
 
 def blocks(page: str) -> list[tuple[str, str]]:
