@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Container, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -26,7 +26,7 @@ def order_for(study: Study, sources: Mapping[str, DataSource], tried: Container[
     """What `collect` is told, as JSON; the cells that the pipeline runs go by their numbers, which are shorter."""
     content = {
         "study": msgspec.to_builtins(study),
-        "sources": {name: asdict(source) for name, source in sources.items()},
+        "sources": {name: {"data": source.data, "classes": source.classes} for name, source in sources.items()},
         "tried": [number for number, cell in enumerate(cells(study, sources)) if cell.name in tried],
     }
     return json.dumps(content, sort_keys=True)
