@@ -99,7 +99,6 @@ def learn_split(
         model=trained.outputs["model"],
         metrics=scored.outputs["metrics"],
         test_view=views.outputs["test_view"],
-        evidence=scored.outputs["evidence"],
         scores=scored.outputs["scores"],
         **prior,
     )

@@ -12,7 +12,6 @@ def evaluate(
     test_view: dsl.Input[dsl.Dataset],
     scores: dsl.Output[dsl.Dataset],
     metrics: dsl.Output[dsl.Metrics],
-    evidence: dsl.Output[dsl.Artifact],
     prior: dsl.Input[dsl.Model] = None,
 ):
     """Evaluate one task.
@@ -21,16 +20,14 @@ def evaluate(
         features: URI of cached feature maps, from embed; empty to score images.
         model: Model folder of the task.
         test_view: test.parquet of the task.
-        scores: scores.parquet, one confidence and one target column per class.
+        scores: scores.parquet, one confidence and one target column per class, and evidence.parquet for the report.
         metrics: metrics.json; the headline numbers are shown in the run's page too.
-        evidence: evidence.parquet, what the report shows of the model: counts, images, where it looks.
         prior: registered.json of the task before, for forgetting; none for the base task.
     """
     from csc.steps.evaluate import evaluate
 
     before = prior.path if prior else ""
-    numbers = evaluate(
-        model.path, test_view.path, scores.path, metrics.path, before, features, evidence_out=evidence.path
-    )
+    files = [f"{scores.path}/{name}.parquet" for name in ("scores", "evidence")]
+    numbers = evaluate(model.path, test_view.path, files[0], metrics.path, before, features, files[1])
     for name in ("mAP", "CF1", "OF1", "FPR", "forgetting"):
         metrics.log_metric(name, numbers[name])

@@ -10,7 +10,6 @@ def register(
     model: dsl.Input[dsl.Model],
     metrics: dsl.Input[dsl.Metrics],
     test_view: dsl.Input[dsl.Dataset],
-    evidence: dsl.Input[dsl.Artifact],
     scores: dsl.Input[dsl.Dataset],
     registered: dsl.Output[dsl.Model],
     prior: dsl.Input[dsl.Model] = None,
@@ -21,13 +20,13 @@ def register(
         model: Model folder of the task.
         metrics: metrics.json of the task.
         test_view: test.parquet, noted as the data that the metrics are of.
-        evidence: evidence.parquet, kept with the task's run for the report.
-        scores: scores.parquet, kept with the task's run so that runs can be compared image by image.
+        scores: scores.parquet and evidence.parquet, kept with the task's run to compare and to show.
         registered: registered.json, the address of the version and the results so far; its metadata has mlflow_uri.
         prior: registered.json of the task before; none for the base task.
     """
     from csc.steps.register import register
 
     before = prior.path if prior else ""
-    facts = register(model.path, metrics.path, test_view.path, registered.path, before, evidence.path, scores.path)
+    files = [f"{scores.path}/{name}.parquet" for name in ("evidence", "scores")]
+    facts = register(model.path, metrics.path, test_view.path, registered.path, before, *files)
     registered.metadata.update(facts)

@@ -93,7 +93,7 @@ def pairs_across_tasks(tasks: Sequence[TaskFacts], most: int = 5) -> list[tuple[
     """The strongest entries that relate classes of different tasks: who gathers, from whom, how much."""
     last = tasks[-1]
     matrix = _off_diagonal(last)
-    bounds = [task.old for task in tasks[1:]]
+    bounds = [task.old for task in tasks if task.old]
     arrival = np.searchsorted(bounds, np.arange(len(matrix)), side="right")
     across = np.where(arrival[:, None] != arrival[None, :], np.abs(matrix), 0)
     strongest = np.argsort(-across, axis=None, kind="stable")[:most]

@@ -59,8 +59,7 @@ def chain(request, tmp_path_factory):
             train.python_func(
                 config=config, checkpoints="", split=split, train_view=views[0], model=model, prior=prior, **maps
             )
-            results = {"metrics": artifact(dsl.Metrics, "metrics"), "evidence": artifact(dsl.Artifact, "evidence")}
-            results["scores"] = artifact(dsl.Dataset, "scores")
+            results = {"metrics": artifact(dsl.Metrics, "metrics"), "scores": artifact(dsl.Dataset, "scores")}
             evaluate.python_func(model=model, test_view=views[1], prior=prior, **results, **maps)
             registered = artifact(dsl.Model, "registered")
             register.python_func(model=model, test_view=views[1], registered=registered, prior=prior, **results)
@@ -108,10 +107,11 @@ def test_every_metric_can_be_computed_again_from_the_scores(chain):
 
     stored = json.loads(Path(chain["metrics-2"].path).read_text())
     before = json.loads(Path(chain["metrics-1"].path).read_text())
-    found = Scores.read(chain["scores-2"].path)
+    found = Scores.read(Path(chain["scores-2"].path) / "scores.parquet")
     assert found.classes == tuple("0123456789")
-    again = metrics.evaluate(found.confidences, found.targets, found.classes, stored["threshold"], before["best_AP"])
-    assert again == stored
+    calibration = json.loads((Path(chain["model-2"].path) / "model.json").read_text())["calibration"]
+    scored = found.confidences, found.targets, found.classes
+    assert metrics.evaluate(*scored, stored["threshold"], before["best_AP"], old=5, **calibration) == stored
 
 
 def test_headline_numbers_are_shown_by_the_pipeline_too(chain):
@@ -146,7 +146,6 @@ def test_registering_again_adds_no_version_and_no_run(chain, monkeypatch):
         model=chain["model-2"],
         metrics=chain["metrics-2"],
         test_view=chain["test_view-2"],
-        evidence=chain["evidence-2"],
         scores=chain["scores-2"],
         registered=chain["registered-2"],
         prior=chain["registered-1"],
@@ -176,7 +175,9 @@ def test_a_registered_model_takes_images_whatever_it_was_trained_on(chain):
     shards = ImageShards(Dataset.open(json.loads(chain["origin"])["data"]).images)
     places = zip(view.table["shard"].to_pylist(), view.table["row"].to_pylist(), strict=True)
     found = Predictor(chain["model-2"].path).confidences([bytes(shards.jpeg(*place)) for place in places])
-    np.testing.assert_allclose(found, Scores.read(chain["scores-2"].path).confidences, atol=5e-3)
+    np.testing.assert_allclose(
+        found, Scores.read(Path(chain["scores-2"].path) / "scores.parquet").confidences, atol=5e-3
+    )
 
 
 def test_maps_and_settings_must_agree(chain, tmp_path):

@@ -36,7 +36,7 @@ from tests.kubeflow.recorded import RECORDED
 from tests.kubeflow.trainer import INSTALL, KEPT
 from tests.kubeflow.values import is_of_type
 
-pytestmark = pytest.mark.xdist_group("kubeflow")  # the pipelines run once, for all tests here
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("kubeflow")]  # the pipelines run once, for all tests here
 
 DIGITS, CLASSES = Scenario.parse("digits-b0c5"), 10
 VOLUME = "/mnt/csc"  # where the profile mounts what all pods share

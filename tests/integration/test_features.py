@@ -29,7 +29,7 @@ def embedded(scenes, tmp_path_factory):
         (data / item.name).symlink_to(item)
     done = csc("run", "digits-b0c5", "--data", data, "--workdir", folder / "work", settings=ON_MAPS)
     assert done.returncode == 0, done.stdout + done.stderr
-    scored = [path for path in (folder / "work" / "pipeline").rglob("scores") if path.is_file()]
+    scored = list((folder / "work" / "pipeline").rglob("scores/scores.parquet"))
     return data, folder / "work", scored, done.stdout
 
 

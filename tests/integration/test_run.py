@@ -217,7 +217,7 @@ def test_artifacts_that_change_between_two_runs_are_made_again_and_the_numbers_s
     damages = [
         {
             ("task 1 · split-labels", "split"): ("split-labels", "split"),
-            ("task 1 · evaluate", "scores"): ("evaluate", "scores"),
+            ("task 1 · evaluate", "scores"): ("evaluate", "scores/scores.parquet"),
             ("task 2 · build-dataset", "train_view"): ("build-dataset-2", "train_view"),
             ("task 2 · evaluate", "metrics"): ("evaluate-2", "metrics"),
             ("task 3 · build-dataset", "test_view"): ("build-dataset-3", "test_view"),

@@ -23,6 +23,8 @@ from tests.kubeflow.pod import Pods
 from tests.kubeflow.recorded import RECORDED
 from tests.kubeflow.values import Refused, as_text, stored
 
+pytestmark = pytest.mark.slow  # compiling takes a second or more each time
+
 DIGITS, CLASSES = Scenario.parse("digits-b0c2"), 10
 CHANGING = (
     (re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"), "<uuid>"),

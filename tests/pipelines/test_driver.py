@@ -20,6 +20,8 @@ from tests.kubeflow.driver import Driver, Step, plan, read_package
 from tests.kubeflow.pod_settings import resources
 from tests.kubeflow.values import is_of_type
 
+pytestmark = pytest.mark.slow  # compiling takes a second or more each time
+
 MAPS = {"backbone": {"frozen": True}, "features": {"views": 1}}
 NODES = {"train": {"nodes": 2}}
 PLACES = {name: DataSource(f"s3://bucket/{name}", classes) for name, classes in CLASS_COUNTS.items()}
@@ -36,8 +38,7 @@ STUDIES: dict[str, tuple[Any, ...]] = {  # scenarios, rows and seeds of a shippe
     "study digits": (None, None, [0, 1]),
     "study voc-maps": (["voc-b0c4"], ["csc", "er"], [0, 1]),
 }
-QUICK = ("digits-b0c2", "voc-b4c2", "maps", "nodes", "window", *STUDIES)  # every form of a pipeline
-ALL = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in (*SCENARIOS, *STUDIES)]
+ALL = (*SCENARIOS, *STUDIES)
 Documents = list[dict[str, Any]]
 
 

@@ -20,7 +20,7 @@ from csc.scenario import Scenario
 from tests.kfp_server import TOKEN, KfpServer, parse_strictly, running
 
 pytest_plugins = ["tests.cluster"]
-pytestmark = pytest.mark.usefixtures("machine")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("machine")]
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/kfp.md").read_text()
@@ -141,7 +141,6 @@ def digits(tmp_path: Path) -> None:
     ingest_digits(tmp_path / "data" / "digits", train=60, test=30, size=32)
 
 
-@pytest.mark.slow
 def test_kfp_local_runs_the_pipeline_in_a_script(digits: None):
     told = "import json\nprint(json.dumps([run.outputs['table'], run.outputs['page'].path]))\n"
     Path("script.py").write_text(LOCAL + told)

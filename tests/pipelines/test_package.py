@@ -17,6 +17,8 @@ from csc.study.reading import read_study
 from tests.kfp_server import parse_strictly
 from tests.kubeflow.driver import plan, read_package
 
+pytestmark = pytest.mark.slow  # compiling takes a second or more each time
+
 PROFILE = read_profile("kubeflow")
 MAPS = {"backbone": {"frozen": True}, "features": {"views": 1}}
 PLACES = {"voc": DataSource("/data/voc", 20)}

@@ -27,7 +27,7 @@ from tests.kfp_server import parse_strictly
 SIZE_BUDGET = 512 << 10
 STEP_BUDGET = 100
 TRAIN = ("exec-train", "exec-evaluate", "exec-embed")
-pytestmark = pytest.mark.xdist_group("profiles")  # compiled once, not once per process of the tests
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("profiles")]  # compiled once, not once per process of the tests
 
 SHAPES = {  # settings that change the shape of a scenario's pipeline
     "digits-b0c2": {},

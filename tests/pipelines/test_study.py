@@ -35,6 +35,8 @@ from csc.study.local import command_of, distinct, run_cells
 from csc.study.reading import SHIPPED, read_study
 from csc.study.spec import Row, Study
 
+pytestmark = pytest.mark.slow  # compiling takes a second or more each time
+
 SOURCES = {
     "coco": DataSource("s3://b/coco", 80),
     "voc": DataSource("/data/voc", 20),

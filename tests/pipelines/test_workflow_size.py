@@ -19,6 +19,8 @@ from tests.kubeflow import argo
 from tests.kubeflow.argo import LIMIT, measure
 from tests.kubeflow.driver import read_package
 
+pytestmark = pytest.mark.slow  # compiling takes a second or more each time
+
 RECORDED = Path(__file__).parents[1] / "kubeflow" / "recorded"
 PROFILES = [name for name in SHIPPED if name.startswith("kubeflow")]
 PLACES = {name: DataSource(f"s3://csc/data/{name}", classes) for name, classes in CLASS_COUNTS.items()}
@@ -50,7 +52,6 @@ def test_the_shipped_profiles_stay_within_the_budget(size_of, name, profile):
     assert size.compressed_status / size.steps <= STEP_BUDGET
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(PAPER_SCENARIOS) - {"coco-b0c5"}))
 def test_the_papers_scenarios_stay_within_the_budget(size_of, name):
     assert size_of(name).compressed <= BUDGET
@@ -73,7 +74,6 @@ def test_sixteen_tasks_in_every_form_stay_within_the_budget(size_of, settings, t
     assert size.compressed_status / size.steps <= STEP_BUDGET
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_the_longest_run_that_is_not_refused_fits(size_of, nodes):
     size = size_of("coco-b28c2", {"train": {"nodes": nodes}})
@@ -89,7 +89,6 @@ FORMS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_the_pipelines_of_a_study_fill_at_most_three_quarters(tmp_path, form):
     path, study = tmp_path / "study.yaml", FORMS[form]
