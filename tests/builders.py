@@ -163,7 +163,8 @@ def part_of(source: Dataset, folder: Path, name: str, classes: Iterable[str]) ->
     part = table.take(rows).set_column(table.schema.get_field_index("labels"), "labels", column)
     pq.write_table(part, folder / "labels.parquet")
     facts = json.loads((folder / "dataset.json").read_text())
-    facts |= {"name": name, "classes": sorted(kept)}
+    digest = hashlib.sha256((folder / "labels.parquet").read_bytes()).hexdigest()
+    facts |= {"name": name, "classes": sorted(kept), "labels_sha256": digest}
     facts["fingerprint"] = hashlib.sha256(json.dumps([facts, labels]).encode()).hexdigest()
     (folder / "dataset.json").write_text(json.dumps(facts))
     return Dataset.open(folder)
