@@ -19,11 +19,11 @@ __all__ = [
 class CscError(Exception):
     """Base of all errors that the command line prints as one line, with exit code 2.
 
-    The text of a library or a file name in it may have line ends and control characters: they become spaces.
+    The text of a library in it may have several lines: they become one.
     """
 
     def __str__(self) -> str:
-        return "".join(char if char.isprintable() else " " for char in super().__str__()).strip()
+        return " ".join(super().__str__().splitlines())
 
 
 class BadScenario(CscError):

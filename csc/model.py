@@ -101,7 +101,7 @@ class ModelCard:
         """What the model is, in few words; a cluster stores them with every step that uses it."""
         return {
             "display_name": f"{self.scenario} {self.method}, task {self.task} of {self.tasks}",
-            "seed": int(self.config["seed"]),
+            "seed": self.settings().seed,
             "classes": len(self.classes),
         }
 
@@ -187,9 +187,18 @@ def _contradiction(card: ModelCard) -> str:
         return "the new classes are not the last ones"
     if config.method != card.method:
         return f"made by method {card.method}, with settings of {config.method}"
+    if not _has_right_calibration(card):
+        return "calibration is not a positive temperature and a threshold for each class"
     if len(card.mean) != CHANNELS or len(card.std) != CHANNELS or min(card.std) <= 0:
         return f"mean and std are not {CHANNELS} numbers each, those of std above 0"
     return ""
+
+
+def _has_right_calibration(card: ModelCard) -> bool:
+    try:
+        return card.temperature > 0 and min(card.thresholds.values()) >= 0
+    except (TypeError, ValueError, AttributeError):
+        return False
 
 
 def load_network(folder: Path, *, map_channels: int = 0) -> tuple["Network", ModelCard]:

@@ -6,6 +6,7 @@ import sys
 import time
 import urllib.request
 from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
 
 from csc.cli.command import Command
 from csc.cli.serve import listening
@@ -26,7 +27,7 @@ def _arguments(parser: ArgumentParser) -> None:
 def _run(arguments: Namespace) -> int:
     uri = tracked_workdir(arguments.workdir)
     if uri.startswith(("http://", "https://")):  # its pages are there already
-        _print_views(without_secrets(uri).rstrip("/"))
+        _print_views(without_secrets(uri).rstrip("/"), with_views())
         return 0
     listening("127.0.0.1", arguments.port).close()  # says in one line if the port is taken
     address = f"http://127.0.0.1:{arguments.port}"
@@ -34,17 +35,18 @@ def _run(arguments: Namespace) -> int:
     with subprocess.Popen([*command, "--workers", "1", "--backend-store-uri", uri]) as server:
         signal.signal(signal.SIGTERM, lambda *_: server.terminate())
         try:
+            experiments = with_views()  # while the server starts
             _wait_for(address, server)
-            _print_views(address)
+            _print_views(address, experiments)
             print(f"MLflow on {address} (stop with Ctrl-C)", flush=True)
             return server.wait()
         except KeyboardInterrupt:  # the server has it too
             return server.wait()
 
 
-def _print_views(address: str) -> None:
+def _print_views(address: str, experiments: Mapping[str, str]) -> None:
     """Print the addresses of the saved views of each experiment."""
-    for name, experiment in with_views().items():
+    for name, experiment in experiments.items():
         for view in ("results", "curves"):
             print(f"{name} {view:<8} {address}{view_path(experiment, view)}", flush=True)
 

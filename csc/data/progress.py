@@ -81,7 +81,7 @@ class Progress(_Line):
 
     def epoch(self, epoch: int, terms: Mapping[str, float]) -> None:
         """Print the finished epoch (from 0) with its mean loss terms."""
-        self.done = (epoch + 1 - self.finished) * self.images_per_epoch
+        self.done = round((epoch + 1 - self.finished) * self.images_per_epoch)
         self._write(self._line(epoch, terms), "\n")
 
     def _report(self, epoch: int) -> Report:

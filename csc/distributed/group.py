@@ -141,7 +141,7 @@ def join_group() -> Iterator[Group]:
         dist.init_process_group("nccl", timeout=TIMEOUT, device_id=device)
     else:
         dist.init_process_group("gloo", timeout=TIMEOUT)
-    hosts = dist.new_group(backend="gloo") if gpus else None
+    hosts = cast(dist.ProcessGroup, dist.new_group(backend="gloo")) if gpus else None
     yield Group(dist.get_rank(), dist.get_world_size(), device, hosts)
     dist.destroy_process_group()  # not after an error: it would wait for ranks that are gone
 

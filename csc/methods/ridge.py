@@ -137,8 +137,9 @@ class RidgeRegression(Method):
         if not self.config.of(Ridge).once:
             return torch.ones(len(digests), dtype=torch.float64)
         known = self.state.get("images", digests[:0])
-        self.state["images"] = torch.cat([known, digests]).unique()
-        return (~torch.isin(digests, known)).double()
+        fresh = ~torch.isin(digests, known)
+        self.state["images"] = torch.cat([known, digests[fresh]])
+        return fresh.double()
 
 
 def log_odds(A: "Tensor", C: "Tensor", W: "Tensor") -> "tuple[Tensor, Tensor]":

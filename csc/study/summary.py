@@ -1,5 +1,6 @@
 """The claims of several studies on one screen, and the place in a document where they and the tables stand."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -44,11 +45,12 @@ def _cell(claim: Claim, column: str) -> str:
 
 
 def write_between(path: Path, content: str) -> None:
-    """Put content between the marks of a document, in place of what stands there."""
+    """Put content between the marks of a document, in place of what stands there, its heads two levels lower."""
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     if text.count(_BEGIN) != 1 or text.count(_END) != 1 or text.index(_BEGIN) > text.index(_END):
         raise BadData(
             f"{path}: expected a document with the lines '{_BEGIN}' and '{_END}', the results come between them"
         )
     before, after = text.partition(_BEGIN)[0], text.partition(_END)[2]
-    write_bytes(path, f"{before}{_BEGIN}\n\n{content.strip()}\n\n{_END}{after}".encode())
+    lower = re.sub(r"^#", "###", content.strip(), flags=re.MULTILINE)
+    write_bytes(path, f"{before}{_BEGIN}\n\n{lower}\n\n{_END}{after}".encode())

@@ -130,7 +130,7 @@ def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256(text.encode())
     for name, value in sorted(tensors.items()):
         digest.update(f"{name} {value.dtype} {list(value.shape)}".encode())
-        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

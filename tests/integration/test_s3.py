@@ -255,10 +255,10 @@ def test_a_broken_image_in_a_bucket_can_be_left_out_and_a_store_that_fails_canno
     assert there.source["skipped"] == ["000009"]
     assert contents(there.path) == contents(here.path)
 
-    def failing(place: str) -> bytes:
+    def failing(place: str, limit: int) -> bytes:
         if place.endswith("000008.jpg"):
             raise BadData(f"{place}: the object store does not answer")
-        return read_bytes(place)
+        return read_bytes(place, limit)
 
     monkeypatch.setattr("csc.data.ingest.source.read_bytes", failing)
     with pytest.raises(CscError, match="does not answer; what is finished is kept"):

@@ -132,7 +132,7 @@ def test_the_next_run_clears_what_killed_ones_left_and_closes_them_in_mlflow(tmp
         assert not [file for file in left if file.exists()]
         assert (tmp_path / "pipeline" / "one" / "task" / "model").is_file()
         assert temporary.is_dir()
-        assert closed == [("digits-b0c5", "/data", "{}", "CANCELED")]  # run one is taken up again, not closed
+        assert closed == [("digits-b0c5", "/data", "{}", "CANCELED", "")]  # run one is taken up again, not closed
     assert not temporary.exists()
     with locked(tmp_path, "three", RUN):
         assert len(closed) == 1

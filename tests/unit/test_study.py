@@ -709,8 +709,8 @@ def test_a_document_keeps_what_stands_around_the_results(tmp_path):
     path = tmp_path / "RESULTS.md"
     path.write_text("before\n<!-- results: begin -->\nold\n<!-- results: end -->\nafter\n")
     write_between(path, "new")
-    write_between(path, "newer")
-    assert path.read_text() == "before\n<!-- results: begin -->\n\nnewer\n\n<!-- results: end -->\nafter\n"
+    write_between(path, "# newer\n")
+    assert path.read_text() == "before\n<!-- results: begin -->\n\n### newer\n\n<!-- results: end -->\nafter\n"
     path.write_text("no marks")
     for place in (path, tmp_path / "missing.md"):
         with pytest.raises(BadData, match="expected a document with the lines"):
