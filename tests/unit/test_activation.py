@@ -26,7 +26,7 @@ HEADS = {
     "linear": lambda: LinearHead(FEATURES, CLASSES),
     "label graph": lambda: LabelGraph(FEATURES, CLASSES, 8),
     "krt": lambda: IncrementalCrossAttention(FEATURES, GROUPS, Krt(width=8, heads=2)),
-    "ridge": lambda: AnalyticHead(FEATURES, CLASSES, Ridge(hidden=8)),
+    "ridge": lambda: AnalyticHead(FEATURES, CLASSES, Ridge(hidden=8), seed=0),
 }
 
 
