@@ -49,7 +49,9 @@ def registry(tmp_path_factory):
         environment.setenv("MLFLOW_TRACKING_URI", fresh_database(folder))
         for mark, made in {"a": card(1), "b": card(2), "c": card(1, seed=1), "d": card(2)}.items():
             tracker = Tracker(made)
-            registered = register_version(tracker, log_model(tracker, folder / "package", mark), mark)
+            registered = register_version(
+                tracker, log_model(tracker, folder / "package", mark), mark, "digits-b0c4-csc"
+            )
             keep_record(tracker, record(registered))
         yield folder
 
