@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 ELSEWHERE = ("make", "source", "cp", "csc submit", "csc status", "csc logs", "csc ui", "csc serve", "pip")
 SHORT = {  # added to a command: it is known to work, what is tested is that the page says it right
-    "run": "--set train.epochs=1 --set backbone.name=test_byobnet --set init=scratch".split(),
+    "run": ["--set", "train.epochs=1", "--set", "backbone.name=test_byobnet", "--set", "init=scratch"],
     "study": ["--dry-run"],
 }
 
