@@ -33,6 +33,7 @@ CODE = (
     "config/*.py",
     "config/presets/*.yaml",
     "nets/*.py",
+    *(f"replay/{name}.py" for name in ("__init__", "statistics")),  # which methods read
     "methods/*.py",
     "methods/values/*.yaml",
 )
