@@ -7,7 +7,7 @@ method.safetensors  what the method keeps for later tasks, if anything (Fisher i
 memory.parquet      exemplars that the method replays, if it does: where their images are, labels, logits
 optimizer.safetensors  only with `release_quirks.persist_optimizer`
 
-The card has the digest of every other file, training.json aside, which is a protocol. They are compared whenever a
+The card has the digest of every other file, training.json aside, which is a log. They are compared whenever a
 network is loaded.
 """
 
@@ -53,7 +53,7 @@ FORMAT = 1
 CHANNELS = 3  # of an image
 CARD, WEIGHTS, METHOD_STATE, MEMORY = "model.json", "model.safetensors", "method.safetensors", "memory.parquet"
 MOMENTS = "optimizer.safetensors"
-PROTOCOL = "training.json"
+TRAINING_LOG = "training.json"
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class ModelCard:
 def save_network(network: "Network", card: ModelCard, folder: Path) -> None:
     """Write weights and card into an existing folder, last of all: the card has the digests of what is there."""
     save_tensors(network.state_dict(), folder / WEIGHTS)
-    kept = sorted(path for path in folder.iterdir() if path.name not in (CARD, PROTOCOL))
+    kept = sorted(path for path in folder.iterdir() if path.name not in (CARD, TRAINING_LOG))
     content = asdict(replace(card, files={path.name: sha256_file(path) for path in kept}))
     (folder / CARD).write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 

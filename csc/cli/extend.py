@@ -125,7 +125,7 @@ def _run(arguments: Namespace, profile: Profile, workdir: Path, extension: _Exte
     page = workdir / f"{name}.html"
     write_bytes(page, run.page.read_bytes())
     fingerprint = Dataset.open(extension.data).fingerprint
-    made_by = config.fingerprint(scenario, fingerprint, code_version(), before.fingerprint)
+    made_by = config.run_key(scenario, fingerprint, code_version(), before.fingerprint)
     shown = point_aliases(before.name, made_by)
     if arguments.json:
         made = find_version(shown.uri)

@@ -178,7 +178,7 @@ class _Plan:
 
     @property
     def facts(self) -> dict[str, str]:
-        """What the steps are told."""
+        """Inputs of the steps."""
         config = differences(self.scenario.dataset, self.config)
         return {"scenario": self.scenario.name, "data": self.data, "config": config}
 
@@ -187,7 +187,7 @@ class _Plan:
         """By which tracking knows the run; empty as long as there are no data."""
         if not exists(join(self.data, "dataset.json")):
             return ""
-        return self.config.fingerprint(self.scenario.name, Dataset.open(self.data).fingerprint, code_version())
+        return self.config.run_key(self.scenario.name, Dataset.open(self.data).fingerprint, code_version())
 
 
 def _run(arguments: Namespace) -> int:

@@ -83,7 +83,7 @@ def _study(arguments: Namespace) -> int:
     chosen = _words(arguments.scenarios), _words(arguments.methods), _seeds(arguments.seeds)
     studies = [read_study(name).narrowed(*chosen, parse_overrides(arguments.overrides)) for name in arguments.study]
     if len(studies) > 1 and not arguments.markdown:
-        raise BadConfig("csc study: runs one study at a time; several can be told of with --markdown")
+        raise BadConfig("csc study: runs one study at a time; several can be summarised with --markdown")
     study = studies[0]
     if arguments.parallel is not None and arguments.parallel < 1:
         raise BadConfig(f"--parallel {arguments.parallel}: expected 1 or more")

@@ -315,3 +315,14 @@ class Config(Settings, frozen=True):
         """A short digest of what decides a result and whatever else identifies a run."""
         decisive = {key: value for key, value in self.flat().items() if key not in EXECUTION_ONLY}
         return hashlib.sha256("\n".join([json.dumps(decisive, sort_keys=True), *more]).encode()).hexdigest()[:16]
+
+    def run_key(self, scenario: str, data: str, code: str, extended: str = "") -> str:
+        """What makes two scenario runs the same run: settings, scenario, data, code, and the model that is extended.
+
+        Args:
+            scenario: name.
+            data: fingerprint of the data set.
+            code: code version.
+            extended: fingerprint of the model that the run extends, if it does.
+        """
+        return self.fingerprint(scenario, data, code, *([extended] if extended else []))

@@ -70,12 +70,12 @@ def by_class(evidence: Sequence[Evidence], pictures: Pictures) -> str:
     folds = []
     for column, name in enumerate(last.facts.classes):
         rows = [
-            _row(kind, [_told(sight, pictures) for sight in shots[kind, name]])
+            _row(kind, [_captioned(sight, pictures) for sight in shots[kind, name]])
             for kind in ("hit", "false alarm", "miss")
         ]
         if column < last.facts.old:
             gone = [entry for entry in lost.get(name, []) if entry[0].thumbnail]
-            rows.append(_row("forgotten", [_told_forgotten(*entry, pictures) for entry in gone]))
+            rows.append(_row("forgotten", [_captioned_forgotten(*entry, pictures) for entry in gone]))
         opened = " open=''" if column == 0 else ""
         count = f"{last.facts.present[column]:,} test images"
         folds.append(
@@ -91,12 +91,12 @@ def _row(kind: str, shots: Sequence[str]) -> str:
     return f'<div class="kind"><h4>{heading} <span class="muted">{meaning}</span></h4>{inside}</div>'
 
 
-def _told(sight: Sight, pictures: Pictures) -> str:
+def _captioned(sight: Sight, pictures: Pictures) -> str:
     tip = f"{sight.image_id}: {sight.name} {sight.score:.2f}; labels {', '.join(sight.labels) or 'none'}"
     return pictures.shot(sight, f"{sight.score:.2f}", tip)
 
 
-def _told_forgotten(sight: Sight, best: float, task: int, pictures: Pictures) -> str:
+def _captioned_forgotten(sight: Sight, best: float, task: int, pictures: Pictures) -> str:
     tip = f"{sight.image_id}: {sight.name} {best:.2f} after task {task}, now {sight.score:.2f}"
     return pictures.shot(sight, f"{best:.2f} → {sight.score:.2f}", tip)
 
@@ -135,8 +135,8 @@ def stories(evidence: Sequence[Evidence], pictures: Pictures) -> str:
             by_image[sight.image_id].append(sight)
     complete = [sights for sights in by_image.values() if len(sights) == len(sights[0].labels)]
     after = {(task.facts.task, sight.name, sight.image_id): sight for task in evidence for sight in task.of("panel")}
-    told = Counter(image_id for _, _, image_id in after)  # an image of early classes has more to tell
-    complete.sort(key=lambda sights: (-told[sights[0].image_id], sights[0].image_id))
+    appearances = Counter(image_id for _, _, image_id in after)  # an image of early classes has more to tell
+    complete.sort(key=lambda sights: (-appearances[sights[0].image_id], sights[0].image_id))
     return "\n".join(_story(sights, after, last.facts, pictures) for sights in complete[:_STORIES])
 
 
@@ -147,7 +147,7 @@ def _story(sights: Sequence[Sight], after: After, facts: TaskFacts, pictures: Pi
     rows = []
     for sight in sights:
         then = {task: after.get((task, sight.name, sight.image_id)) for task in tasks}
-        cells = [f"<td>{_after(told, sight, task, facts.threshold, pictures)}</td>" for task, told in then.items()]
+        cells = [f"<td>{_after(seen, sight, task, facts.threshold, pictures)}</td>" for task, seen in then.items()]
         rows.append(f'<tr><th scope="row">{escape(sight.name)}</th>{"".join(cells)}</tr>')
     first = sights[0]
     plain = pictures.shot(Sight("panel", "", first.image_id, 0.0, [], first.thumbnail), "", first.image_id)
@@ -157,7 +157,7 @@ def _story(sights: Sequence[Sight], after: After, facts: TaskFacts, pictures: Pi
 
 def _after(then: Sight | None, sight: Sight, task: int, threshold: float, pictures: Pictures) -> str:
     if then is None:
-        return '<span class="unborn">not yet</span>'
+        return '<span class="not-yet">not yet</span>'
     mark = "yes" if then.score > threshold else "no"
     tip = f"{sight.image_id} after task {task}: {sight.name} {then.score:.2f}"
     return pictures.shot(then, f'<span class="{mark}">{then.score:.2f}</span>', tip, sight.thumbnail)

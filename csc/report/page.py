@@ -39,14 +39,14 @@ def render(run: Run, evidence: Sequence[Evidence] = ()) -> str:
     }
     shown = {name: part for name, part in parts.items() if part}
     links = "".join(f'<a href="#{_anchor(name)}">{name}</a>' for name in shown)
-    told = "".join(f'<li class="{found.tone}">{escape(found.text)}</li>' for found in findings(run, usable))
+    found_items = "".join(f'<li class="{found.tone}">{escape(found.text)}</li>' for found in findings(run, usable))
     what = escape(methods().get(run.method, ""))
     body = [
         f'<p class="what">{what}</p>' if what else "",
         _facts(run),
         _numbers(run),
         _comparison(run),
-        f'<ul class="findings">{told}</ul>',
+        f'<ul class="findings">{found_items}</ul>',
     ]
     if not usable:
         body.append('<p class="note">Images, thresholds and losses are missing: this run kept no evidence of them.</p>')
@@ -87,7 +87,7 @@ def _comparison(run: Run) -> str:
     if len(papers) == 1:
         return f'<p class="note">In small print: {escape(papers[0][0])}. {apart}</p>'
     rows = [[label, *numbers] for label, numbers in comparison(run)]
-    return f'{html_table(["", *NUMBERS.values()], rows, "beside")}<p class="note">{apart}</p>'
+    return f'{html_table(["", *NUMBERS.values()], rows, "comparison")}<p class="note">{apart}</p>'
 
 
 def _course(run: Run) -> str:

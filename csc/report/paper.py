@@ -1,4 +1,4 @@
-"""The paper's own numbers, to be printed beside ours and never mixed with them."""
+"""The paper's own numbers, to be printed next to ours and never mixed with them."""
 
 import functools
 from dataclasses import dataclass

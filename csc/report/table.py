@@ -40,9 +40,9 @@ def text_table(run: Run) -> str:
         row[0] = row[0].rjust(len(header[0]))
         row[1] = shortened(task.new, widths[1])
     tasks = [aligned(row, widths, left=2) for row in [header, *rows, average]]
-    beside = [["", *NUMBERS.values()], *([label, *numbers] for label, numbers in comparison(run))]
-    beside_widths = [max(width_of(row[column]) for row in beside) for column in range(len(beside[0]))]
-    last_and_average = [aligned(row, beside_widths, left=1) for row in beside]
+    compared = [["", *NUMBERS.values()], *([label, *numbers] for label, numbers in comparison(run))]
+    compared_widths = [max(width_of(row[column]) for row in compared) for column in range(len(compared[0]))]
+    last_and_average = [aligned(row, compared_widths, left=1) for row in compared]
     about = [f" {name} {value}" for name, value in facts(run).items()]
     rule = max(width_of(line) for line in [*tasks, *last_and_average]) + 1
     thick, thin = "━" * rule, "─" * rule
@@ -59,7 +59,7 @@ def text_table(run: Run) -> str:
 
 
 def markdown_table(run: Run) -> str:
-    """Return the run as Markdown tables: its tasks, then its numbers beside the paper's."""
+    """Return the run as Markdown tables: its tasks, then its numbers next to the paper's."""
     rows = [
         ["task", "new classes", "seen", "train images", "test images", *METRICS],
         ["--:", ":--", *["--:"] * (3 + len(METRICS))],

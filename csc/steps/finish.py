@@ -34,7 +34,7 @@ def close(scenario: str, data: str, config: str, state: str, extended: str = "")
         print(f"nothing to close: no task has begun ({error})")
         return
     settings = resolve(Scenario.parse(scenario).dataset, config)
-    key = settings.fingerprint(scenario, fingerprint, code_version(), *([extended] if extended else []))
+    key = settings.run_key(scenario, fingerprint, code_version(), extended)
     status = "KILLED" if state.upper().startswith("CANCEL") else "FAILED"
     closed = close_runs([key], status)
     print(f"marked as {status}: {', '.join(closed)}" if closed else "nothing is left open")

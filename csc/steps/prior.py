@@ -27,7 +27,7 @@ def prior(origin: str, scenario: str, config: str, task: int, out: str) -> None:
     source = Origin.from_json(origin)
     settings = resolve(Scenario.parse(scenario).dataset, config)
     name = model_name(scenario, settings.method)
-    record = find_record(name, task, settings.fingerprint(scenario, source.fingerprint, source.code))
+    record = find_record(name, task, settings.run_key(scenario, source.fingerprint, source.code))
     if record is None:
         raise BadModel(
             f"no registered model '{name}' of task {task} with seed {settings.seed}, these settings, data "

@@ -47,10 +47,10 @@ class Cell:
 
     @functools.cached_property
     def key(self) -> str:
-        """What tracking knows the run by, see `csc.tracking.runs.run_key`; empty if it cannot be known yet."""
+        """What tracking knows the run by, see `Config.run_key`; empty if it cannot be known yet."""
         if self.config is None or self.source is None or not self.source.fingerprint:
             return ""
-        return self.config.fingerprint(self.scenario.name, self.source.fingerprint, code_version())
+        return self.config.run_key(self.scenario.name, self.source.fingerprint, code_version())
 
     def describes(self, run: ScenarioRun) -> bool:
         """Whether a run of whatever version has the cell's data and settings.

@@ -126,9 +126,9 @@ def explanation(found: list[Claim], column: str) -> list[str]:
         return []
     words = {"holds": "hold", "level": "level", "does not hold": "do not hold", "open": "open"}
     counts = {word: sum(claim.verdict == verdict for claim in found) for verdict, word in words.items()}
-    told = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+    tally = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
     return [
-        f"claims by {COLUMNS[column]}: {told}; one holds if its whole interval is above zero, level if zero is in it",
+        f"claims by {COLUMNS[column]}: {tally}; one holds if its whole interval is above zero, level if zero is in it",
         "intervals are paired over seeds, and over test images by bootstrap where their scores are kept",
         *(["open: one seed says nothing of how the methods do with others"] if counts["open"] else []),
     ]

@@ -81,10 +81,10 @@ def compare(stories: Sequence[Story]) -> list[Group]:
         name = story.name.replace(f" · seed {run.seed}", "").replace(f" seed {run.seed}", "")
         group = groups.setdefault(key, Group(name, {}))
         group.runs[run.seed] = (story.run_id, run)
-    return _told_apart(list(groups.values()))
+    return _with_distinct_names(list(groups.values()))
 
 
-def _told_apart(groups: list[Group]) -> list[Group]:
+def _with_distinct_names(groups: list[Group]) -> list[Group]:
     """Rows by what they do not all share; those that would still have the same name get the ids of their runs."""
     words = [group.name.split(" · ") for group in groups]
     shared = set.intersection(*map(set, words))

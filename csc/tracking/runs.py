@@ -49,9 +49,9 @@ NO_TERMS = ("loss", "images_per_second", "waiting")  # what the log of an epoch 
 
 
 def run_key(card: ModelCard) -> str:
-    """What makes two scenario runs the same run: settings, scenario, data and code; and the model that is extended."""
-    extended = [card.prior_fingerprint] if Scenario.parse(card.scenario).added else []
-    return card.settings().fingerprint(card.scenario, card.data_fingerprint, card.code_version, *extended)
+    """What makes two scenario runs the same run; see `Config.run_key`."""
+    extended = card.prior_fingerprint if Scenario.parse(card.scenario).added else ""
+    return card.settings().run_key(card.scenario, card.data_fingerprint, card.code_version, extended)
 
 
 class Tracker:

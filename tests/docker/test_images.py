@@ -5,6 +5,8 @@ import re
 import shutil
 import subprocess
 import tarfile
+import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,13 +17,24 @@ import csc
 from csc.pipelines.profile import read_profile
 from csc.version import code_version
 from tests.docker.conftest import Engine
-from tests.integration.test_run import answer
 
 pytestmark = pytest.mark.docker
 KINDS = ("cpu", "train")
 LARGEST = {"cpu": 0.9e9, "train": 7.5e9}
 # As a cluster may hold a container: an arbitrary user, nothing to write to but /tmp, no network, no capabilities.
 HELD = ("--rm", "--read-only", "--tmpfs=/tmp", "--network=none", "--cap-drop=ALL", "--security-opt=no-new-privileges")
+
+
+def wait_until_answered(address: str, seconds: float = 90) -> None:
+    """Wait for a server that is starting."""
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            urllib.request.urlopen(address, timeout=5).close()
+            return
+        except OSError:
+            assert time.monotonic() < until, f"no answer from {address}"
+            time.sleep(0.5)
 
 
 @pytest.fixture(params=KINDS)
@@ -114,7 +127,7 @@ def registry(tmp_path: Path) -> Iterator[str]:
     words = [program, "serve", tmp_path / "registry.yaml"]
     with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
-            answer(f"http://{address}/v2/")
+            wait_until_answered(f"http://{address}/v2/")
             yield address
         finally:
             process.terminate()

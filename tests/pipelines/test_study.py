@@ -454,7 +454,7 @@ def test_markdown_tells_of_several_studies_and_runs_nothing(voc, tmp_path, capsy
         (["table2", "--set", "method=csc"], "--set method: a study has several; choose among them with --methods"),
         (["table2", "--scenarios", "voc"], "scenario 'voc': expected"),
         (["table2", "--parallel", "0"], "--parallel 0: expected 1 or more"),
-        (["table2", "figure3"], "runs one study at a time; several can be told of with --markdown"),
+        (["table2", "figure3"], "runs one study at a time; several can be summarised with --markdown"),
         (["table2", "--data", "VOC", "--markdown", "x.md"], "x.md: expected a document with the lines"),
         (
             ["table2", "--set", "train.epoch=1", "--compile", "x.yaml", "--data", "s3://b/voc"],

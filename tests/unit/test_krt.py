@@ -387,9 +387,8 @@ def test_each_class_may_have_its_own_threshold():
     thresholds = thresholds_for(scores, torch.tensor([0.1, 0.5, 0.0]))
     assert (scores > thresholds).sum(0).tolist() == [20, 100, 0]
     method = KRT(resolve("voc", {"method": "krt", "krt": {"per_class": True}}))
-    step = random_step()
-    old = step.prior_logits.shape[1]
-    method.threshold = torch.full((old,), 2.0, dtype=torch.float64)
+    step = random_step(torch.zeros(BATCH, OLD, dtype=torch.float64))
+    method.threshold = torch.full((OLD,), 2.0, dtype=torch.float64)
     without = method.terms(step)["ce"]
     method.threshold[0] = -1.0  # of the first class all images have a pseudo-label
     assert method.terms(step)["ce"] != without

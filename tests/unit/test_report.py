@@ -325,7 +325,7 @@ def test_page_shows_the_paper_beside_ours():
 
 
 def test_page_lists_every_buffer_of_the_paper():
-    rows = cells(page.render(make_run("coco-b0c10", "csc-r")), "beside")
+    rows = cells(page.render(make_run("coco-b0c10", "csc-r")), "comparison")
     assert [row[0] for row in rows[1:]] == [
         "this run",
         *(f"paper (TResNet-M, full MS-COCO 2014, buffer {buffer})" for buffer in ("5/class", "20/class", "1000")),
