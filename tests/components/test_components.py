@@ -19,6 +19,8 @@ from csc.components.train.component import train
 from csc.data.ingest.digits import ingest_digits
 from tests.tracked import fresh_database
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = {
     "train": {"epochs": 1, "batch_size": 16},
     "backbone": {"name": "test_byobnet"},

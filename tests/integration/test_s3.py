@@ -23,6 +23,8 @@ from csc.errors import BadData, CscError
 from csc.storage import delete, download, exists, list_below, read_bytes, read_json, upload, write_bytes
 from tests.builders import contents, make_voc, picture, zipped
 
+pytestmark = pytest.mark.slow  # a real object store
+
 if TYPE_CHECKING:
     from tests.s3 import Store
 
@@ -76,7 +78,6 @@ def test_a_file_comes_back_as_it_went(size: int, bucket: str, tmp_path: Path):
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["copy"]
 
 
-@pytest.mark.slow
 def test_a_listing_has_every_page_and_nothing_of_its_neighbours(bucket: str):
     names = sorted(f"{number % 7}/{number:04d}.jpg" for number in range(1100))
     strangers = ("2/file", "-1/file")

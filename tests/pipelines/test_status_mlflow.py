@@ -22,7 +22,7 @@ from tests.tracked import fresh_database
 from tests.trained import EPOCHS, SCENARIO, trained
 
 pytest_plugins = ["tests.cluster"]
-pytestmark = pytest.mark.usefixtures("machine")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("machine")]
 
 Csc = Callable[..., tuple[int, list[str], str]]
 SAME = ("--set", f"train.epochs={EPOCHS}")  # the settings of what `trained` makes

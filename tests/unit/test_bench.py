@@ -136,6 +136,7 @@ def test_a_package_is_ours_only_where_nothing_else_brings_it():
     assert _ours({"import pyarrow": 1.0, "import yaml": 2.0, "import mlflow": 9.0}) == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bringer", BROUGHT)
 def test_what_is_said_to_be_brought_is_brought(bringer: str):
     code = f"{bringer}, sys; print(*sys.modules)"

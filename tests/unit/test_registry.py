@@ -98,6 +98,7 @@ def test_names_of_runs_say_which_settings_were_changed(client: Any, tmp_path: Pa
     assert names == {f"{SCENARIO} · csc · train.epochs=2 · seed 0", "task 01", "task 03"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("limits", "reason"),
     [

@@ -245,6 +245,7 @@ def told(status: int, code: str) -> tuple[int, bytes]:
     return status, f"<Error><Code>{code}</Code></Error>".encode()
 
 
+@pytest.mark.slow
 def test_a_store_that_is_ill_for_longer_than_boto3_waits_is_asked_again(
     wire: Wire, monkeypatch: pytest.MonkeyPatch, pauses: list[float], capsys: pytest.CaptureFixture[str]
 ):
@@ -259,6 +260,7 @@ def test_a_store_that_is_ill_for_longer_than_boto3_waits_is_asked_again(
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "code", "passes"),
     [

@@ -102,6 +102,7 @@ CALLS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", CALLS.split())
 def test_a_try_that_died_at_any_call_is_completed_by_the_next(
     call: str, client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

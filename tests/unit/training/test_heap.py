@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 CODE = """
 import resource
 import torch
@@ -33,7 +35,6 @@ def test_steps_after_the_first_ones_get_their_memory_without_the_system():
     assert faults(keep=True) < 0.1 * faults(keep=False)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("set_by_user", "policy"), [("", "PASSIVE"), ("ACTIVE", "ACTIVE")])
 @pytest.mark.skipif(sys.platform != "linux", reason="torch has another OpenMP there")
 def test_threads_that_wait_do_not_spin_unless_the_user_wants_it(set_by_user: str, policy: str):

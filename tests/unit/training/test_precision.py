@@ -73,6 +73,7 @@ def test_so_it_is_with_exemplars_whose_unknown_labels_are_masked(
     assert_same_update(bench, rows, f"method={method}", f"loss.form={form}", *remembers, memory=memory)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "items",
     [
