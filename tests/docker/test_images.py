@@ -88,7 +88,7 @@ def test_doctor_says_what_to_do_where_nothing_can_be_written(engine: Engine, ima
     done = engine("run", "--rm", "--read-only", "--network=none", images["cpu"], check=False)
     assert done.returncode == 1
     for variable in ("TMPDIR", "HOME", "CSC_CACHE"):
-        assert f"(Read-only file system); set {variable} to a place that can be written" in done.stdout
+        assert f"(Read-only file system); set {variable} to a folder that can be written" in done.stdout
 
 
 def test_doctor_says_that_servers_cannot_be_reached_and_tells_no_secret(engine: Engine, images: dict):
