@@ -13,8 +13,8 @@ from csc.version import code_version
 __all__ = ["close", "finish"]
 
 
-def close(scenario: str, data: str, config: str, state: str, extended: str = "") -> None:
-    """Mark what is still open of a scenario run as failed or killed.
+def close(scenario: str, data: str, config: str, state: str, extended: str = "") -> bool:
+    """Mark what is still open of a scenario run as failed or killed; return whether there was anything.
 
     A complete run of which every step was reused changes nothing by itself, yet whoever asks for it expects that
     `final` is its model. Aliases that another run has moved since are moved back, with a line for each.
@@ -32,15 +32,21 @@ def close(scenario: str, data: str, config: str, state: str, extended: str = "")
         raise
     except BadData as error:
         print(f"nothing to close: no task has begun ({error})")
-        return
+        return False
     settings = resolve(Scenario.parse(scenario).dataset, config)
     key = settings.run_key(scenario, fingerprint, code_version(), extended)
     status = "KILLED" if state.upper().startswith("CANCEL") else "FAILED"
     closed = close_runs([key], status)
-    print(f"marked as {status}: {', '.join(closed)}" if closed else "nothing is left open")
-    if not closed and not state.upper().startswith(("CANCEL", "FAIL")):
+    if closed:
+        print(f"marked as {status}: {', '.join(closed)}")
+    elif not state.upper().startswith(("CANCEL", "FAIL")):
         for line in point_aliases(model_name(scenario, settings.method), key).moved:
             print(f"alias {line}")
+    return bool(closed)
 
 
-finish = with_retries(close)  # the step; a command whose server has just failed calls `close`, which does not wait
+@with_retries
+def finish(scenario: str, data: str, config: str, state: str, extended: str = "") -> None:
+    """The step; a command whose server has just failed calls `close`, which does not wait."""
+    if not close(scenario, data, config, state, extended):
+        print("nothing is left open")

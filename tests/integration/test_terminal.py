@@ -50,7 +50,7 @@ def bars(drawn):
 
 def test_a_terminal_sees_the_bar_move_within_an_epoch_and_the_time_left(undisturbed, scenes, tmp_path):
     fresh_database(tmp_path)
-    words = command("run", "digits-b0c4", "--data", scenes, "--workdir", tmp_path, "--set", "train.batch_size=8")
+    words = command("run", "digits-b0c4", "--data", scenes, "--workdir", tmp_path, "--set", "train.batch_size=2")
     code, drawn = on_a_terminal(words)
     assert code == 0, drawn[-2000:]
     assert len(bars(drawn)) > 2, bars(drawn)
