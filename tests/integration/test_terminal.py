@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.conftest import command, csc, environment, last_results
+from tests.integration.conftest import SMALL, command, csc, environment, last_results
 from tests.tracked import fresh_database
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("pipeline")]
@@ -50,7 +50,8 @@ def bars(drawn):
 
 def test_a_terminal_sees_the_bar_move_within_an_epoch_and_the_time_left(undisturbed, scenes, tmp_path):
     fresh_database(tmp_path)
-    words = command("run", "digits-b0c4", "--data", scenes, "--workdir", tmp_path, "--set", "train.batch_size=2")
+    slower = (*SMALL, "train.batch_size=2")  # an epoch of many frames
+    words = command("run", "digits-b0c4", "--data", scenes, "--workdir", tmp_path, settings=slower)
     code, drawn = on_a_terminal(words)
     assert code == 0, drawn[-2000:]
     assert len(bars(drawn)) > 2, bars(drawn)
