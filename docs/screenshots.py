@@ -33,10 +33,12 @@ def main(workdir: str) -> None:
         page = pages[-1].absolute().as_uri()
         shoot(browser, page, "report.png", WIDE, 1400)
         shoot(browser, page, "report-phone.png", PHONE, 844)
-        shoot(browser, terminal(workdir).as_uri(), "terminal.png", 1000, 760)
+        drawn = terminal(workdir)
+        shoot(browser, drawn.as_uri(), "terminal.png", 1000, 760)
+        drawn.unlink()
         with mlflow_views(workdir) as views:
             for name, address in views.items():
-                shoot(browser, address, f"mlflow-{name}.png", WIDE, 800, seconds=8)
+                shoot(browser, address, f"mlflow-{name}.png", 1800, 800, seconds=8)
         browser.close()
     print(*sorted(FOLDER.glob("*.png")), sep="\n")
 
@@ -74,7 +76,7 @@ def mlflow_views(workdir: str) -> Iterator[dict[str, str]]:
         assert server.stdout is not None
         views = {}
         for line in server.stdout:
-            if found := re.match(r"\S+ (\w+) +(http\S+)", line):
+            if found := re.match(r"\S+ (results|curves) +(http\S+)", line):
                 views[found[1]] = found[2]
             if line.startswith("MLflow on"):
                 break
