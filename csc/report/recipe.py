@@ -10,10 +10,10 @@ from csc.data.evidence import TaskFacts
 from csc.errors import BadConfig
 from csc.scenario import Scenario
 
-__all__ = ["changed_settings", "command"]
+__all__ = ["command", "compared_settings"]
 
 
-def changed_settings(run: Run, facts: TaskFacts) -> list[tuple[str, str, str]]:
+def compared_settings(run: Run, facts: TaskFacts) -> list[tuple[str, str, str]]:
     """The settings of the run that differ from those of its method: key, value, and the method's value."""
     dataset = Scenario.parse(run.scenario).dataset
     changed = dict(flatten(json.loads(facts.settings)))
@@ -33,7 +33,7 @@ def command(run: Run, facts: TaskFacts) -> str:
     words = ["csc", "run", run.scenario, "--method", run.method, "--seed", str(run.seed)]
     if Scenario.parse(run.scenario).dataset != "digits":  # which make themselves
         words += ["--data", facts.data]
-    for key, value, _ in changed_settings(run, facts):
+    for key, value, _ in compared_settings(run, facts):
         words += ["--set", f"{key}={value}"]
     return shlex.join(words)
 

@@ -9,7 +9,7 @@ from csc.report import calibration, figures, graph, learning
 from csc.report import images as pictures_of
 from csc.report.calibration import at_threshold
 from csc.report.images import Pictures
-from csc.report.recipe import changed_settings, command
+from csc.report.recipe import command, compared_settings
 from csc.report.shell import figure, html_table
 from csc.report.svg import escape
 
@@ -176,7 +176,7 @@ def recipe(run: Run, evidence: Sequence[Evidence]) -> str:
     if not evidence:
         return ""
     facts = evidence[-1].facts
-    changed = changed_settings(run, facts)
+    changed = compared_settings(run, facts)
     settings = (
         html_table(["setting", "this run", f"default of {run.method}"], changed, "settings")
         if changed

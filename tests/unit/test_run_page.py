@@ -17,7 +17,7 @@ from csc.report.graph import pairs_across_tasks
 from csc.report.images import forgotten
 from csc.report.overlay import heat_colours, matrix_png
 from csc.report.page import render
-from csc.report.recipe import changed_settings, command
+from csc.report.recipe import command, compared_settings
 from tests.reported import Reported, reported
 from tests.tracked import fresh_database
 from tests.unit.test_report import EVIL, make_run
@@ -187,7 +187,7 @@ def test_the_strongest_links_join_classes_of_different_tasks(made: Reported):
 
 def test_the_recipe_names_what_differs_from_the_method_and_how_to_run_it(made: Reported):
     facts: TaskFacts = made.evidence[-1].facts
-    assert ("train.epochs", "3", "9") in changed_settings(made.run, facts)
+    assert ("train.epochs", "3", "9") in compared_settings(made.run, facts)
     assert "csc run digits-b0c4 --method csc --seed 0" in command(made.run, facts)
     assert "--set train.epochs=3" in command(made.run, facts)
     assert "--data" not in command(made.run, facts)
