@@ -21,6 +21,7 @@ __all__ = ["image_python"]
 
 ROOT = Path(__file__).parents[1]
 HERE = Path(sysconfig.get_path("purelib"))
+PACKAGE = "csc-mlcil"  # our distribution, by its name in pyproject.toml
 LARGE = 1 << 20  # libraries of this size and more belong to one package only; digesting gigabytes says nothing new
 
 
@@ -30,14 +31,14 @@ def image_python(kind: str) -> Path:
     As in the image, kfp comes without its requirements; our own code is that of the checkout.
     """
     lock = (ROOT / "requirements" / f"{kind}-image.txt").read_text()
-    ours = _installed("csc").read_text("RECORD") or ""
+    ours = _installed(PACKAGE).read_text("RECORD") or ""
     facts = [lock, ours, sys.version, Path(__file__).read_text()]
     mark = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:12]
     folder = ROOT / f".venv-{kind}-image"
     if not (folder / mark).is_file():
         shutil.rmtree(folder, ignore_errors=True)
         aside = folder.with_name(f"{folder.name}.{os.getpid()}")
-        _make(aside, [*re.findall(r"^\S+==\S+", lock, re.MULTILINE), "csc"])
+        _make(aside, [*re.findall(r"^\S+==\S+", lock, re.MULTILINE), PACKAGE])
         (aside / mark).touch()
         aside.rename(folder)
     return folder / "bin" / "python"
