@@ -10,10 +10,10 @@ from csc.config import Config, methods, resolve
 from csc.config.tree import nested
 from csc.errors import TrackingError
 from csc.scenario import Scenario
+from csc.tracking.calls import translate_errors
 from csc.tracking.names import changed_settings, model_name
 from csc.tracking.queries import with_tags
 from csc.tracking.registry import find_record
-from csc.tracking.retry import translate_errors
 from csc.tracking.server import connect
 
 if TYPE_CHECKING:
