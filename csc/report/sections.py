@@ -120,7 +120,7 @@ an image, or clear the box, to see it as it is.</p>
 
 def over_time(evidence: Sequence[Evidence], pictures: Pictures) -> str:
     """The same images after each task."""
-    tables = pictures_of.stories(evidence, pictures) if len(evidence) > 1 else ""
+    tables = pictures_of.followed(evidence, pictures) if len(evidence) > 1 else ""
     if not tables:
         return ""
     return f"""<h2>The same images after each task</h2>
