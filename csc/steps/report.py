@@ -4,12 +4,14 @@ import json
 
 from csc.artifacts import RegisteredTask
 from csc.report.page import render
-from csc.report.table import markdown_table, text_table
+from csc.report.table import markdown_table, old_classes_text, text_table
 from csc.retry import with_retries
 from csc.storage import write_bytes
 from csc.tracking.evidence import fetch_evidence
 from csc.tracking.notes import run_note
+from csc.tracking.old_classes import fetch_old_classes
 from csc.tracking.runs import finish_scenario
+from csc.tracking.tracked_run import max_entropy_pair
 
 __all__ = ["report"]
 
@@ -22,12 +24,16 @@ def report(registered: str, page_out: str, table_out: str) -> str:
     note.
     """
     final = RegisteredTask.read(registered)
-    page, table = render(final.run, fetch_evidence(final.model.parent_run_id)), markdown_table(final.run)
+    run_id = final.model.parent_run_id
+    old_classes = fetch_old_classes(run_id)
+    told = f"\n\n{old_classes_text(old_classes)}" if old_classes else ""
+    page = render(final.run, fetch_evidence(run_id), max_entropy_pair(run_id), old_classes)
+    table = markdown_table(final.run) + told
     write_bytes(page_out, page.encode())
     write_bytes(table_out, table.encode())
     files = {"report.html": page, "results.json": json.dumps(final.to_plain(), indent=1)}
     note = run_note(final.run, table, final.model.uri)
-    finish_scenario(final.model.parent_run_id, final.run.summary, final.run.last.task, files, note)
-    shown = text_table(final.run)
+    finish_scenario(run_id, final.run.summary, final.run.last.task, files, note)
+    shown = text_table(final.run) + told
     print(shown)
     return shown
