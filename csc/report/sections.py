@@ -182,7 +182,9 @@ def training(evidence: Sequence[Evidence]) -> str:
         return ""
     head, rows = learning.speed(tasks)
     if any(learning.terms(tasks)):
-        shown = "<p>The terms of the loss, epoch by epoch.</p>" + figure(lambda width: learning.losses(tasks, width))
+        entropy = " That of max-entropy is −β H, which is below zero." if "H" in learning.terms(tasks) else ""
+        shown = f"<p>The terms of the loss, epoch by epoch.{entropy}</p>"
+        shown += figure(lambda width: learning.losses(tasks, width))
     else:
         shown = f"<p>No {'loss' if any(task.epochs for task in tasks) else 'epoch'} was logged.</p>"
     return f"<h2>Training</h2>{shown}<h3>Time</h3>{html_table(head, rows, 'tasks')}"

@@ -191,6 +191,8 @@ def test_the_recipe_names_what_differs_from_the_method_and_how_to_run_it(made: R
     assert "csc run digits-b0c4 --method csc --seed 0" in command(made.run, facts)
     assert "--set train.epochs=3" in command(made.run, facts)
     assert "--data" not in command(made.run, facts)
+    extended = msgspec.structs.replace(made.run, scenario="digits-b0c4+2")
+    assert command(extended, facts).startswith("csc extend models:/digits-b0c4-csc@task-02 --seed 0 --data ")
 
 
 def test_a_heat_map_is_clearest_where_the_model_looks():
