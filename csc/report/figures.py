@@ -160,12 +160,12 @@ def confidences(models: Mapping[str, Metrics], width: float = WIDTH) -> str:
     counts = [count for model in models.values() for kind in _MEANING for count in model.confidence[kind]]
     decades = math.ceil(math.log10(max(10, *counts)))
     across = 2 if width > 600 and len(models) > 1 else 1
-    side, tall = (width - 36 * (across - 1)) / across, 296 if len(models) == 1 else 316
+    side, tall = (width - 36 * (across - 1)) / across, 296 if len(models) == 1 else 326
     marks = legend(40, {"second": "label absent", "first": "label present"})
     for number, (name, model) in enumerate(models.items()):
         left, top = 40 + number % across * (side + 36), 44 + number // across * tall
         if name:
-            top += 20
+            top += 30
             marks.append(label(left - 30, top - 36, cut(name, round(side / 6.6)), "strong", tip=name))
         marks += _histogram(model, left, left + side - 50, top, top + 206, decades)
     return svg(width, tall * math.ceil(len(models) / across), "Confidences of the last model", marks)

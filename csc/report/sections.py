@@ -68,12 +68,13 @@ calibration error (ECE) over all classes is {last.ECE:.1f} %.</p>
 
 def _effect(without: Metrics, with_it: Metrics) -> str:
     """What max-entropy changed, from two runs that differ in nothing else (figure 3 of the paper)."""
-    numbers = {"the entropy H": ("H", 2, ""), "the false positive rate": ("FPR", 1, " %"), "ECE": ("ECE", 1, " %")}
+    numbers = {"H": ("H", 2, ""), "the false positive rate": ("FPR", 1, " %"), "the ECE": ("ECE", 1, " %")}
     moves = [
         f"{word} from {without[name]:.{digits}f} to {with_it[name]:.{digits}f}{unit}"
         for word, (name, digits, unit) in numbers.items()
     ]
-    return f" Another run differs from this one in max-entropy alone: it takes {', '.join(moves[:-1])} and {moves[-1]}."
+    changes = f"{', '.join(moves[:-1])} and {moves[-1]}"
+    return f" Another run differs from this one in max-entropy alone, which takes {changes}."
 
 
 def _threshold(facts: TaskFacts, last: Metrics) -> str:
