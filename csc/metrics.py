@@ -31,7 +31,7 @@ __all__ = [
 
 Scores = NDArray[np.floating[Any]]
 Targets = NDArray[np.bool_]
-Counts = NDArray[np.int64]
+Counts = NDArray[np.intp]
 
 _ENTROPY_EPSILON = 1e-5  # inside the logarithm, as in the loss
 
@@ -154,7 +154,7 @@ def confidence_bins(
     parts = np.arange(1, bins) / bins  # edges are in the precision of the scores
     edges = np.quantile(scores, parts, method="higher") if adaptive else parts.astype(scores.dtype)
     index = np.searchsorted(edges, scores.ravel(), side="right")
-    confidence = np.bincount(index, weights=scores.ravel(), minlength=bins)
+    confidence = np.bincount(index, weights=scores.ravel(), minlength=bins).astype(np.float64)
     present = np.bincount(index[targets.ravel()], minlength=bins)
     return np.bincount(index, minlength=bins), confidence, present
 

@@ -4,8 +4,8 @@ import tempfile
 from pathlib import Path
 
 from csc.artifacts import Metrics, RegisteredTask
+from csc.tracking.calls import translate_errors
 from csc.tracking.files import fetch_files
-from csc.tracking.retry import translate_errors
 from csc.tracking.server import connect
 
 __all__ = ["fetch_old_classes", "keep_old_classes"]

@@ -14,10 +14,10 @@ from csc.config.schema import EXECUTION_ONLY
 from csc.config.tree import nested
 from csc.errors import CscError, TrackingError
 from csc.scenario import Scenario
+from csc.tracking.calls import translate_errors
 from csc.tracking.names import changed_settings
 from csc.tracking.queries import with_tags
 from csc.tracking.registry import read_record
-from csc.tracking.retry import translate_errors
 from csc.tracking.server import connect
 
 if TYPE_CHECKING:

@@ -30,8 +30,8 @@ from csc.nets.label_graph import LabelGraph
 from csc.nets.network import Network
 from csc.replay.memory import read_memory
 from csc.scenario import Scenario
+from csc.training.batches import plain_batches
 from csc.training.device import for_inference
-from csc.training.inference import plain_batches
 
 __all__ = ["gather_evidence"]
 
@@ -40,7 +40,7 @@ FOLLOWED = 8  # images of the panels that are shown after every task
 MEMORIES = 3  # thumbnails of a class, of at most 40 classes
 SHOTS, ALL_SHOTS = 6, 240  # images of a kind and class, and of a kind in all
 SIDE, QUALITY = 96, 72  # of a thumbnail
-HEAT_SIDE = 16  # places of a heat map to a side, at most
+HEAT_SIDE = 16  # cells of a heat map to a side, at most
 
 Pairs = list[tuple[str, int, int]]  # kind, class, row of the view
 
@@ -60,8 +60,8 @@ def gather_evidence(model: Path, view: View, scores: Scores, features: str, seco
     columns = [card.classes.index(name) for name in view.classes]  # all, unless a model was extended
     card = replace(card, classes=view.classes, new=tuple(name for name in card.new if name in view.classes))
     chosen = _choice(view, scores, card)
-    places = [(row, columns[column]) for _, column, row in chosen]
-    heats = _heat_maps(network, view, card, places, features)
+    pairs = [(row, columns[column]) for _, column, row in chosen]
+    heats = _heat_maps(network, view, card, pairs, features)
     shown = _shown(chosen, scores, card)
     pictures = _Pictures(view)
     sights = []
@@ -147,7 +147,7 @@ def _heat_maps(
             if max(maps.shape[2:]) > HEAT_SIDE:
                 maps = adaptive_max_pool2d(maps, HEAT_SIDE)
         coarse = (maps * 255).round().to(torch.uint8).cpu().numpy()
-        found.update({(row, column): coarse[place, column] for place, row in enumerate(some) for column in wanted[row]})
+        found.update({(row, column): coarse[index, column] for index, row in enumerate(some) for column in wanted[row]})
     return found
 
 

@@ -1,4 +1,4 @@
-"""Figures of calibration: how far confidence can be trusted, and what a threshold makes of it."""
+"""Figures of reliability: how far confidence can be trusted, and what a threshold makes of it."""
 
 from collections.abc import Mapping
 
@@ -20,7 +20,7 @@ from csc.report.svg import (
     title,
 )
 
-__all__ = ["LINES", "at_threshold", "ece", "reliability", "threshold_curves"]
+__all__ = ["LINES", "at_threshold", "ece", "reliability_diagram", "threshold_curves"]
 
 LINES = {"CP": "first", "CR": "second", "CF1": "third", "OF1": "fourth"}
 
@@ -36,7 +36,7 @@ def ece(bins: Reliability) -> float:
     return 100 * metrics.calibration_error(bins.count, bins.confidence, bins.present)
 
 
-def reliability(groups: Mapping[str, Reliability], width: float = WIDTH) -> str:
+def reliability_diagram(groups: Mapping[str, Reliability], width: float = WIDTH) -> str:
     """Draw for each group of classes how often a label is present, by confidence; on the diagonal it can be trusted."""
     side = (width - 60 * (len(groups) - 1)) / len(groups) if width > 600 else width
     top, height = 46, 250
