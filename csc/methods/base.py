@@ -148,6 +148,11 @@ class Method:
             )
 
     @classmethod
+    def is_random(cls, config: Config) -> bool:
+        """Whether the seed has a part in the outcome."""
+        return True
+
+    @classmethod
     def wrap(cls, config: Config, backbone: "Backbone") -> "Backbone | PromptedBackbone":
         """The backbone as the method uses it."""
         return backbone
