@@ -59,6 +59,7 @@ class AGCN(LwF):
 
     def begin(self, lesson: Lesson) -> None:
         """Give the new classes their word vectors."""
+        super().begin(lesson)
         embeddings = self.config.of(Agcn).embeddings
         if self.config.head == "label_graph" and embeddings != "random":
             vectors = _word_vectors(embeddings, lesson.classes)

@@ -197,7 +197,8 @@ class Method:
         if regulariser.beta > 0 and step.old > 0:
             logits = step.logits[:, : step.old] if regulariser.classes == "old" else step.logits
             entropy = max_entropy(logits, regulariser.form, regulariser.reduction)
-            terms["H"] = -regulariser.beta * self.scaled(entropy, len(logits), step)
+            beta = regulariser.beta * (step.old / step.new) ** regulariser.beta_power
+            terms["H"] = -beta * self.scaled(entropy, len(logits), step)
         return terms
 
     def classify(self, step: Step, logits: "Tensor", targets: "Tensor", known: "Tensor | None" = None) -> "Tensor":
