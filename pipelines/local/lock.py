@@ -13,7 +13,7 @@ from typing import TextIO
 from csc.errors import BadData, CscError
 from csc.steps.finish import close
 
-__all__ = ["closed_if_cut_short", "locked", "make_writable"]
+__all__ = ["closed_if_cut_short", "is_going_on", "locked", "make_writable"]
 
 
 def make_writable(workdir: Path) -> None:
@@ -49,6 +49,12 @@ def locked(workdir: Path, name: str, run: Mapping[str, str]) -> Iterator[Path]:
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
             _write(lock, "")
+
+
+def is_going_on(workdir: Path, name: str) -> bool:
+    """Whether a process is at work on a run."""
+    with (workdir / "runs" / f"{name}.lock").open("a+", encoding="utf-8") as lock:
+        return not _taken(lock)
 
 
 @contextlib.contextmanager
