@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -59,8 +60,8 @@ def disk(folder: Path) -> Iterator[Callable[[int], None]]:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-# Files of a finished run, by what they are; what is told of those that no step can make again.
-ARTIFACTS = {
+# Files of a finished run, by what they are: those that a step can make again, and those that are refused by name.
+MADE_AGAIN = {
     "model weights": "work/pipeline/*/*/train*/model/model.safetensors",
     "model card": "work/pipeline/*/*/train*/model/model.json",
     "registered weights": "work/mlflow-artifacts/models/*/artifacts/data/model/model.safetensors",
@@ -71,6 +72,8 @@ ARTIFACTS = {
     "record of a version": "work/pipeline/*/*/register*/registered",
     "cache entry": "work/cache/*/*/*.json",
     "digests of a cache entry": "work/cache/*/*/*.sha256",
+}
+REFUSED = {
     "image shard": "set/images/*.arrow",
     "labels": "set/labels.parquet",
     "data set card": "set/dataset.json",
@@ -80,23 +83,27 @@ ARTIFACTS = {
 
 def flip_bits(lab: Lab, rng: Random) -> None:
     """A bit flipped in each kind of file of a finished run: what can be made again is, the rest is refused by name."""
-    (lab.folder / "set").symlink_to(lab.data)
-    place = lab.run()
+    shutil.copytree(lab.data, lab.folder / "set")
+    place = lab.run(data=lab.folder / "set")
     place.finish()
-    for kind in lab.chosen(ARTIFACTS):
-        file = rng.choice(sorted(lab.folder.glob(ARTIFACTS[kind])))
+    for kind in lab.chosen(MADE_AGAIN):
+        flip(rng.choice(sorted(lab.folder.glob(MADE_AGAIN[kind]))), rng)
+        lab.tried(f"bit flipped: {kind}")
+    place.finish()
+    judge(place, lab.undisturbed(), whole=False)  # what was damaged is still there, with what was made again next to it
+    for kind in lab.chosen(REFUSED):
+        again = place if kind == "database" else lab.run(data=lab.folder / "set", folder=lab.folder / kind)
+        file = rng.choice(sorted(lab.folder.glob(REFUSED[kind])))
         before = file.read_bytes()
         flip(file, rng, heads=kind == "database")
         lab.tried(f"bit flipped: {kind}")
-        with place.start() as running:
+        with again.start() as running:
             code = running.wait()
-        if code == 2 and file.name in running.lines[-1] and "Traceback" not in running.output:
-            file.write_bytes(before)  # as the line says
-            place.finish()
-        elif code != 0:
+        if code == 0:  # the bit was one that nobody reads
+            judge(again, lab.undisturbed(), whole=False)
+        elif code != 2 or "Traceback" in running.output or file.name not in running.output:
             raise Lost(f"{file}: exit code {code}: {running.end_of_output}")
-        file.write_bytes(before) if file.is_relative_to(lab.data) else None
-        judge(place, lab.undisturbed())
+        file.write_bytes(before)
 
 
 def flip(file: Path, rng: Random, *, heads: bool = False) -> None:

@@ -24,6 +24,7 @@ class Lab:
         known: the facts of undisturbed runs, by method and place.
         start_servers: gives the object store and the tracking server, started when first asked for.
         forked: how its runs are started.
+        phases: to which the faults of a chain are limited; none for all of them.
         rows: of the table, one for each fault.
     """
 
@@ -32,6 +33,7 @@ class Lab:
     known: dict[str, dict[str, Any]]
     start_servers: "Callable[[], Servers]"
     forked: bool = True
+    phases: tuple[str, ...] = ()
     rows: list[str] = field(default_factory=list)
 
     @property
@@ -61,5 +63,6 @@ class Lab:
         self.rows.append(row)
 
     def chosen(self, phases: Iterable[str]) -> list[str]:
-        """All phases, or the one that PHASE names, to find out which of a chain of kills did harm."""
-        return [phase for phase in phases if os.environ.get("PHASE") in (None, "", phase)]
+        """All phases, or those of this try, or the one that PHASE names, to find out which of a chain did harm."""
+        wanted = (phase,) if (phase := os.environ.get("PHASE")) else self.phases
+        return [phase for phase in phases if phase in wanted or not wanted]

@@ -21,15 +21,15 @@ pytestmark = pytest.mark.slow
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens, with how many seeds it is tried, and whether one of them belongs to `make test`."""
+    """What happens, with how many seeds it is tried, and in which phases it is tried once in `make test`."""
 
     happens: Callable[[Lab, Random], None]
     seeds: int
-    always: bool = False
+    always: tuple[str, ...] = ()
 
 
 FAULTS = {
-    "kill-run": Fault(kills.kill_run, 7),
+    "kill-run": Fault(kills.kill_run, 7, always=("checkpoint", "evaluate", "register")),
     "kill-ingest": Fault(kills.kill_ingest, 3),
     "kill-study": Fault(kills.kill_study, 2),
     "terminate": Fault(kills.terminate_run, 4),
@@ -43,24 +43,25 @@ FAULTS = {
 }
 
 
+EVERYTHING = os.environ.get("FAULTS") == "all"
+
+
 def _tries() -> list[object]:
     """All tries, or those that FAULT and SEED name; without FAULTS=all, one seed of some."""
-    everything, wanted = os.environ.get("FAULTS") == "all", os.environ.get("SEED")
+    only, wanted = os.environ.get("FAULT"), os.environ.get("SEED")
     tries = []
     for name, fault in FAULTS.items():
-        if os.environ.get("FAULT") not in (None, "", name):
+        if (only and name != only) or not (EVERYTHING or fault.always):
             continue
-        seeds = [int(wanted)] if wanted else list(range(fault.seeds if everything else fault.always))
-        group = "servers" if name in ("services", "two-runs") else f"faults {name} {{}}"
-        marks = [pytest.mark.xdist_group(group.format(seed)) for seed in seeds]
-        tries += [
-            pytest.param(name, seed, id=f"{name}-{seed}", marks=mark) for seed, mark in zip(seeds, marks, strict=True)
-        ]
+        for seed in [int(wanted)] if wanted else range(fault.seeds) if EVERYTHING else [1]:
+            group = "servers" if name in ("services", "two-runs") else f"{name} {seed}"
+            tries.append(pytest.param(name, seed, id=f"{name}-{seed}", marks=pytest.mark.xdist_group(group)))
     return tries
 
 
 @pytest.mark.parametrize(("name", "seed"), _tries())
 def test_a_run_survives(name: str, seed: int, lab: Lab):
     lab.forked = seed > 0 or not name.startswith(("kill", "terminate"))  # some start as a person starts them
+    lab.phases = () if EVERYTHING else FAULTS[name].always
     with removed_at_the_end(lab.folder):
         FAULTS[name].happens(lab, Random(f"{name} {seed}"))
