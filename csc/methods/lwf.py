@@ -41,12 +41,18 @@ class LwF(Method):
 
     def terms(self, step: Step) -> "dict[str, Tensor]":
         """CE and KD of one batch."""
-        settings, old = self.config.of(Distillation), step.old
-        if settings.old_labels == "negative":
-            return {"ce": self.classify(step, step.logits, step.targets)}
-        ce = self.classify_known(step)
-        if settings.old_labels == "masked" or step.prior_logits is None:
-            return {"ce": ce}
-        unknown = None if step.known is None else ~step.known[:, :old]
-        kd = self.distil(step, step.logits[:, :old], step.prior_logits.sigmoid(), unknown)
-        return {"ce": settings.alpha * ce, "kd": (1 - settings.alpha) * kd}
+        alpha, ce, kd = self.config.of(Distillation).alpha, self.label_loss(step), self.prior_loss(step)
+        return {"ce": ce} if kd is None else {"ce": alpha * ce, "kd": (1 - alpha) * kd}
+
+    def label_loss(self, step: Step) -> "Tensor":
+        """CE of the labels that there are; with `old_labels=negative` of all classes."""
+        if self.config.of(Distillation).old_labels == "negative":
+            return self.classify(step, step.logits, step.targets)
+        return self.classify_known(step)
+
+    def prior_loss(self, step: Step) -> "Tensor | None":
+        """KD of the old classes whose labels are not known; none in the base task, or if the settings say so."""
+        if self.config.of(Distillation).old_labels != "kd" or step.prior_logits is None:
+            return None
+        unknown = None if step.known is None else ~step.known[:, : step.old]
+        return self.distil(step, step.logits[:, : step.old], step.prior_logits.sigmoid(), unknown)

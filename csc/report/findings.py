@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from csc.artifacts import Run
 from csc.data.evidence import Evidence, Reliability, TaskFacts
-from csc.report.calibration import ece
 from csc.report.images import forgotten
 from csc.report.paper import paper_numbers
+from csc.report.reliability import ece
 from csc.report.table import shortened
 
 __all__ = ["Finding", "findings"]

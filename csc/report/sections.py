@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 from csc.artifacts import Metrics, Run
 from csc.data.evidence import THRESHOLDS, Evidence, TaskFacts
-from csc.report import calibration, figures, graph, learning
+from csc.report import figures, graph, learning, reliability
 from csc.report import images as pictures_of
-from csc.report.calibration import at_threshold
 from csc.report.images import Pictures
 from csc.report.recipe import command, compared_settings
+from csc.report.reliability import at_threshold
 from csc.report.shell import figure, html_table
 from csc.report.svg import escape
 
@@ -58,7 +58,7 @@ are on a logarithmic scale.</p>
 <p>A label scored 0.7 should be present in 70 % of all cases: bars should reach the dashed line. Orange is where the
 model is over-confident, green where it is under-confident; the line below a bar says how many labels it has. The
 calibration error (ECE) over all classes is {last.ECE:.1f} %.</p>
-{figure(lambda width: calibration.reliability(groups, width))}
+{figure(lambda width: reliability.reliability_diagram(groups, width))}
 {_threshold(facts, last)}
 {histogram}"""
 
@@ -95,7 +95,7 @@ images: a threshold to work with is chosen on others.{own}</p>
 <span id="own" class="muted"></span>
 </div>
 <dl class="numbers live">{tiles}</dl>
-{figure(lambda width: calibration.threshold_curves(facts, THRESHOLDS[step], width))}
+{figure(lambda width: reliability.threshold_curves(facts, THRESHOLDS[step], width))}
 <details><summary class="note">the same as a table</summary>{html_table(["threshold", *names], rows, "tasks")}</details>
 <script type="application/json" id="counts">{_json(counts)}</script>"""
 
@@ -120,7 +120,7 @@ an image, or clear the box, to see it as it is.</p>
 
 def over_time(evidence: Sequence[Evidence], pictures: Pictures) -> str:
     """The same images after each task."""
-    tables = pictures_of.stories(evidence, pictures) if len(evidence) > 1 else ""
+    tables = pictures_of.followed(evidence, pictures) if len(evidence) > 1 else ""
     if not tables:
         return ""
     return f"""<h2>The same images after each task</h2>

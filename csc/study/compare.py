@@ -19,7 +19,7 @@ from csc.study.intervals import Interval
 from csc.study.outcome import Number, shown
 from csc.study.page import remark_list, titled_table
 from csc.study.render import Table, as_text
-from csc.tracking.story import Story
+from csc.tracking.tracked_run import TrackedRun
 
 __all__ = ["Group", "compare", "comparison_page", "comparison_text"]
 
@@ -69,18 +69,18 @@ def _value(run: Run, column: str) -> float:
     return float(run.summary[column] if column in run.summary else run.last.metrics[column])
 
 
-def compare(stories: Sequence[Story]) -> list[Group]:
+def compare(tracked: Sequence[TrackedRun]) -> list[Group]:
     """Put runs into rows, in the order given; a run without a finished task is refused."""
     groups: dict[tuple[str, ...], Group] = {}
-    for story in stories:
-        if story.record is None:
-            raise BadData(f"run {story.name}: no task of it is finished yet, nothing to compare")
-        run = story.record.run
-        settings = {key: value for key, value in story.settings.items() if key != "seed"}
+    for found in tracked:
+        if found.record is None:
+            raise BadData(f"run {found.name}: no task of it is finished yet, nothing to compare")
+        run = found.record.run
+        settings = {key: value for key, value in found.settings.items() if key != "seed"}
         key = (run.scenario, run.data_fingerprint, run.code_version, *(f"{k}={v}" for k, v in sorted(settings.items())))
-        name = story.name.replace(f" · seed {run.seed}", "").replace(f" seed {run.seed}", "")
+        name = found.name.replace(f" · seed {run.seed}", "").replace(f" seed {run.seed}", "")
         group = groups.setdefault(key, Group(name, {}))
-        group.runs[run.seed] = (story.run_id, run)
+        group.runs[run.seed] = (found.run_id, run)
     return _with_distinct_names(list(groups.values()))
 
 

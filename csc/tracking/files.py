@@ -4,8 +4,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from csc.tracking.calls import translate_errors
 from csc.tracking.queries import with_tags
-from csc.tracking.retry import translate_errors
 from csc.tracking.runs import Tracker
 from csc.tracking.server import connect
 

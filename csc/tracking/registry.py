@@ -14,9 +14,9 @@ from urllib.parse import unquote, urlsplit
 from csc.artifacts import Registered, RegisteredTask
 from csc.errors import BadModel
 from csc.model import fingerprint
+from csc.tracking.calls import find_or_create, translate_errors
 from csc.tracking.names import model_name
 from csc.tracking.queries import with_tags
-from csc.tracking.retry import find_or_create, translate_errors
 from csc.tracking.runs import Tracker
 from csc.tracking.server import connect
 

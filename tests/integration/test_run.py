@@ -140,7 +140,7 @@ def test_ui_serves_the_runs_of_the_work_folder(undisturbed):
     assert found["experiment"]["name"] == "csc-digits"
 
 
-def test_show_tells_the_story_of_a_run_however_it_is_named(undisturbed, scenes):
+def test_show_prints_a_run_however_it_is_named(undisturbed, scenes):
     workdir, _ = undisturbed
     told = [csc("show", *words, "--workdir", workdir) for words in ([], ["digits-b0c4"], [NAME], [f"models:/{NAME}/2"])]
     assert {done.stdout for done in told} == {told[0].stdout}

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from csc.data.dataset import Dataset
 from csc.data.ingest.images import Images
-from csc.data.ingest.shards import Part, write_shard
+from csc.data.ingest.shard_writer import Part, write_shard
 from csc.data.ingest.workers import for_each_part
 from csc.data.shards import IndexEntry, damaged_shards, read_index
 from csc.errors import BadData, Unavailable

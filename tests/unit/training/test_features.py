@@ -31,7 +31,7 @@ from csc.data.features import (
 )
 from csc.data.ingest.digits import ingest_digits
 from csc.data.ingest.writer import WriteOptions
-from csc.data.loading import evaluation_batches, training_batches
+from csc.data.loading import training_batches
 from csc.data.maps import map_batches
 from csc.data.order import Draw
 from csc.data.views import View
@@ -47,7 +47,7 @@ from csc.storage import sha256_file, write_json
 from csc.training.start import start_on_maps
 from csc.version import code_version
 from tests.builders import contents
-from tests.unit.training.bench import NEW, ROWS, SCENARIO, Bench, card_of, one_line, settings, without_speed
+from tests.unit.training.bench import NEW, ROWS, SCENARIO, Bench, card_of, one_line, plain, settings, without_speed
 
 FROZEN = ("backbone.frozen=true", "features.views=1")
 HALF: dict[str, float] = {"rtol": 1e-3, "atol": 1e-5}  # what rounding to float16 may change
@@ -95,7 +95,7 @@ def test_maps_are_what_the_backbone_sees(place: str, views: dict[int, View]):
     config = settings(*FROZEN)
     torch.manual_seed(config.seed * 1_000 + 1)
     network = Network(build_backbone(config.backbone), torch.nn.Identity(), card.mean, card.std).eval()
-    images = next(evaluation_batches(views[2], [range(ROWS)], size=config.input.size, workers=0)).images
+    images = next(plain(views[2], [range(ROWS)], size=config.input.size, workers=0)).images
     with torch.inference_mode():
         expected = network.features(images)
     found = next(map_batches(views[2], features, [(0, [[Draw(range(ROWS))]])], 0, views=1))
@@ -134,7 +134,7 @@ def test_the_network_that_embeds_is_folded_and_the_weights_beside_the_maps_are_n
     backbone.load_state_dict(kept)
     card = read_features(features)
     network = Network(backbone, nn.Identity(), card.mean, card.std).eval()
-    images = next(evaluation_batches(views[1], [range(ROWS)], size=32, workers=0)).images
+    images = next(plain(views[1], [range(ROWS)], size=32, workers=0)).images
     with torch.inference_mode():
         expected = network.features(images)
     found = next(map_batches(views[1], features, [(0, [[Draw(range(ROWS))]])], 0, views=0)).images

@@ -10,23 +10,23 @@ from csc.config import Config, methods, resolve
 from csc.config.tree import nested
 from csc.errors import TrackingError
 from csc.scenario import Scenario
+from csc.tracking.calls import translate_errors
 from csc.tracking.names import changed_settings, model_name
 from csc.tracking.queries import with_tags
 from csc.tracking.registry import find_record
-from csc.tracking.retry import translate_errors
 from csc.tracking.server import connect
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
     from mlflow.tracking import MlflowClient
 
-__all__ = ["Story", "find_story", "finished_tasks"]
+__all__ = ["TrackedRun", "find_run", "finished_tasks"]
 
 _NEWEST = ["attributes.start_time DESC"]
 
 
 @dataclass(frozen=True)
-class Story:
+class TrackedRun:
     """What the tracking server knows of a scenario run.
 
     Attributes:
@@ -58,7 +58,7 @@ class Story:
         return changed_settings(self.scenario, self.config)
 
 
-def find_story(words: str = "") -> Story:
+def find_run(words: str = "") -> TrackedRun:
     """The run that words mean: its id or name, a registered model, or the newest of a scenario; none for the newest."""
     with translate_errors():
         client = connect()
@@ -73,7 +73,7 @@ def find_story(words: str = "") -> Story:
         record = find_record(name, max(done), tags["csc.run_key"]) if done else None
     settings = {key: value for key, value in run.data.params.items() if key not in ("scenario", "code_version")}
     info = run.info
-    return Story(info.run_id, info.run_name, info.status, info.start_time, tags["csc.scenario"], settings, record)
+    return TrackedRun(info.run_id, info.run_name, info.status, info.start_time, tags["csc.scenario"], settings, record)
 
 
 def finished_tasks(key: str) -> dict[int, float]:
