@@ -125,8 +125,12 @@ def log_model(tracker: Tracker, package: Path, digest: str) -> "LoggedModel":
         params = {key: str(value) for key, value in card.settings().flat().items()}
         return client.create_logged_model(tracker.experiment_id, name, tracker.task_run.info.run_id, tags, params)
 
+    def keep_first(made: "LoggedModel", first: "LoggedModel") -> None:
+        if made.model_id != first.model_id:
+            client.delete_logged_model(made.model_id)
+
     with translate_errors():
-        model = find_or_create(find, create)
+        model = find_or_create(find, create, keep_first)
         # New, or left behind by a try that died while uploading, or damaged since on this machine.
         stored = _on_this_machine(model.artifact_location)
         if str(model.status) != "READY" or (stored is not None and _digest(stored) != digest):
@@ -209,15 +213,19 @@ def _version(tracker: Tracker, name: str, model_id: str, digest: str) -> str:
         source, run_id = f"models:/{model_id}", tracker.task_run.info.run_id
         return str(client.create_model_version(name, source, run_id, tags, model_id=model_id).version)
 
+    def keep_first(made: str, first: str) -> None:
+        if made != first:
+            client.delete_model_version(name, made)
+
     try:
-        return find_or_create(find, create)
+        return find_or_create(find, create, keep_first)
     except MlflowException as error:
         # Users who are not the administrator are told that they may not, where there is nothing yet.
         if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "PERMISSION_DENIED"):
             raise
     with contextlib.suppress(MlflowException):  # another run may have created it by now; if not, the next line fails
         client.create_registered_model(name, tags={"csc.scenario": card.scenario, "csc.method": card.method})
-    return find_or_create(find, create)
+    return find_or_create(find, create, keep_first)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Servers that refuse, hang, cut off uploads, answer with errors, and come back; and two runs that share one."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
@@ -49,7 +50,10 @@ def two_runs(lab: Lab, rng: Random) -> None:
             on_servers(lab, servers, lab.folder / f"{kind} {index}", number, {}) for index, number in enumerate(numbers)
         ]
         with ThreadPoolExecutor(2) as pool:
-            list(pool.map(lambda place: place.finish(tries=3), places))
+            first = pool.submit(places[0].finish, tries=3)
+            time.sleep(rng.uniform(0, 3))
+            for running in (pool.submit(places[1].finish, tries=3), first):
+                running.result()
         lab.tried(f"two runs at once, {kind}")
         if kind == "different":  # only one of them can have the aliases, whoever was last
             final = [judged(place, {**undisturbed, "aliases": None}) for place in places]
