@@ -14,6 +14,7 @@ from csc.components.evaluate.component import evaluate
 from csc.components.extend.component import extend
 from csc.components.finish.component import finish
 from csc.components.ingest.component import ingest
+from csc.components.log_old_classes.component import log_old_classes
 from csc.components.report.component import report
 from csc.components.train.component import train
 from csc.components.train_on_nodes.component import train_on_nodes
@@ -80,7 +81,8 @@ def compile_extension(
         if tests_old:
             views = apply(profile, build_dataset(origin=old, config=config, split=split))
             test_view = views.outputs["test_view"]
-            apply(profile, evaluate(features="", model=made["model"], test_view=test_view, prior=prior), gpus)
+            judged = apply(profile, evaluate(features="", model=made["model"], test_view=test_view, prior=prior), gpus)
+            apply(profile, log_old_classes(registered=made["registered"], metrics=judged.outputs["metrics"]))
         return Learned(made["registered"])
 
     def steps(data: str, model: str, test: str, config: str, checkpoints: str, gpus: str) -> dsl.PipelineTask:

@@ -80,7 +80,7 @@ def _path(draw: ImageDraw.ImageDraw, mark: Mark) -> None:
         raise ValueError(f"a path of one straight line expected: {mark.attrib['d']}")
     x, y, kind, first, second = found.groups()
     end = {"H": (first, y), "V": (x, first), "L": (first, second)}[kind]
-    start, stop = (tuple(float(value) * _ZOOM for value in point) for point in ((x, y), end))
+    start, stop = ((float(across) * _ZOOM, float(down) * _ZOOM) for across, down in ((x, y), end))
     pieces = _dashes(start, stop) if mark.get("class") == "dashed" else [(start, stop)]
     for piece in pieces:
         draw.line(piece, _colour(mark), _ZOOM)

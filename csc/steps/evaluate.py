@@ -68,7 +68,7 @@ def evaluate(
     )
     numbers.write(metrics_out)
     if evidence_out:
-        from csc.training.evidence import gather_evidence
+        from csc.training.inspection import gather_evidence
 
         gather_evidence(Path(model), view, scores, features, seconds).write(evidence_out)
     head = " · ".join(f"{name} {numbers[name]:.2f}" for name in ("mAP", "CF1", "OF1", "FPR", "forgetting"))

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from csc.data.evidence import Evidence, read_evidence
+from csc.tracking.calls import translate_errors
 from csc.tracking.queries import with_tags
-from csc.tracking.retry import translate_errors
 from csc.tracking.runs import Tracker
 from csc.tracking.server import connect
 

@@ -14,9 +14,9 @@ from urllib.parse import unquote, urlsplit
 from csc.artifacts import Registered, RegisteredTask
 from csc.errors import BadModel
 from csc.model import fingerprint
+from csc.tracking.calls import find_or_create, translate_errors
 from csc.tracking.names import model_name
 from csc.tracking.queries import with_tags
-from csc.tracking.retry import find_or_create, translate_errors
 from csc.tracking.runs import Tracker
 from csc.tracking.server import connect
 
@@ -34,6 +34,7 @@ __all__ = [
     "local_model",
     "log_model",
     "point_aliases",
+    "read_record",
     "register_version",
 ]
 
@@ -271,11 +272,14 @@ def keep_record(tracker: Tracker, record: RegisteredTask) -> None:
 def find_record(name: str, task: int, key: str) -> RegisteredTask | None:
     """What `keep_record` kept for the newest version of a registered model that is of this task and this run key."""
     with translate_errors():
-        client = connect()
+        version = _versions_by_task(connect(), name, key, **{"csc.task": str(task)}).get(task)
+        return None if version is None else read_record(version.run_id)
+
+
+def read_record(run_id: str) -> RegisteredTask:
+    """What `keep_record` kept with the run of a task."""
+    with translate_errors():
         import mlflow
 
-        version = _versions_by_task(client, name, key, **{"csc.task": str(task)}).get(task)
-        if version is None:
-            return None
-        where = f"runs:/{version.run_id}/{RECORD}"
+        where = f"runs:/{run_id}/{RECORD}"
         return RegisteredTask.from_plain(mlflow.artifacts.load_dict(where), where)

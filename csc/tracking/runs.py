@@ -28,11 +28,11 @@ from typing import TYPE_CHECKING, Any
 from csc.errors import TrackingError
 from csc.model import ModelCard
 from csc.scenario import Scenario
+from csc.tracking.calls import find_or_create, translate_errors
 from csc.tracking.datasets import data_set, task_view
 from csc.tracking.names import changed_settings, class_metric, run_title, settings_text
 from csc.tracking.notes import NOTE, experiment_note
 from csc.tracking.queries import with_tags
-from csc.tracking.retry import find_or_create, translate_errors
 from csc.tracking.server import artifact_location, connect, tracking_uri, without_secrets
 from csc.tracking.usage import Usage
 from csc.tracking.views import saved_views

@@ -19,7 +19,7 @@ from csc.errors import TrackingError
 from csc.report.table import facts
 from csc.steps.ingest import ingest
 from csc.steps.report import report
-from csc.tracking import retry, runs
+from csc.tracking import calls, runs
 from csc.tracking.names import class_metric
 from csc.tracking.queries import close_runs, reach
 from csc.tracking.registry import fetch_model, find_record
@@ -199,13 +199,13 @@ class Unreliable:
     made: int = 0
 
     def find(self) -> str | None:
-        assert os.environ.get(retry.RETRIES) == "5"
+        assert os.environ.get(calls.RETRIES) == "5"
         return "found" if self.made else None
 
     def make(self) -> str:
         from mlflow.exceptions import MlflowException
 
-        assert os.environ[retry.RETRIES] == "0"
+        assert os.environ[calls.RETRIES] == "0"
         failure = self.failures.pop(0) if self.failures else ""
         self.made += failure != "before"
         if failure:
@@ -219,28 +219,28 @@ class Unreliable:
 def test_what_is_made_is_made_once_whatever_becomes_of_the_answers(
     failures: list[str], answer: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setenv(retry.RETRIES, "5")
+    monkeypatch.setenv(calls.RETRIES, "5")
     thing = Unreliable(failures)
-    assert retry.find_or_create(thing.find, thing.make) == answer
+    assert calls.find_or_create(thing.find, thing.make) == answer
     assert thing.made == 1
-    assert os.environ[retry.RETRIES] == "5"
-    assert retry.find_or_create(thing.find, thing.make) == "found"
+    assert os.environ[calls.RETRIES] == "5"
+    assert calls.find_or_create(thing.find, thing.make) == "found"
 
 
 def test_making_something_is_not_tried_for_ever(monkeypatch: pytest.MonkeyPatch):
     from mlflow.exceptions import MlflowException
 
-    monkeypatch.setenv(retry.RETRIES, "5")
+    monkeypatch.setenv(calls.RETRIES, "5")
     thing = Unreliable(["before"] * 9)
     with pytest.raises(MlflowException):
-        retry.find_or_create(thing.find, thing.make)
-    assert (len(thing.failures), thing.made) == (9 - retry.TRIES, 0)
+        calls.find_or_create(thing.find, thing.make)
+    assert (len(thing.failures), thing.made) == (9 - calls.TRIES, 0)
 
 
 def test_a_refusal_is_not_tried_again(monkeypatch: pytest.MonkeyPatch):
     from mlflow.exceptions import MlflowException
 
-    monkeypatch.delenv(retry.RETRIES, raising=False)
+    monkeypatch.delenv(calls.RETRIES, raising=False)
 
     tries: list[int] = []
 
@@ -249,9 +249,9 @@ def test_a_refusal_is_not_tried_again(monkeypatch: pytest.MonkeyPatch):
         raise MlflowException.invalid_parameter_value("no")
 
     with pytest.raises(MlflowException):
-        retry.find_or_create(lambda: None, refused)
+        calls.find_or_create(lambda: None, refused)
     assert len(tries) == 1
-    assert retry.RETRIES not in os.environ
+    assert calls.RETRIES not in os.environ
 
 
 @pytest.fixture
@@ -314,14 +314,14 @@ def test_what_mlflow_says_becomes_what_it_means(said: str, told: str, away: str)
     from mlflow.exceptions import MlflowException
 
     def fail() -> None:
-        with retry.translate_errors():
+        with calls.translate_errors():
             raise MlflowException(said)
 
     assert told in refusal(fail)
 
 
 def test_a_mistake_of_ours_is_not_blamed_on_the_server(away: str):
-    with pytest.raises(KeyError), retry.translate_errors():
+    with pytest.raises(KeyError), calls.translate_errors():
         raise KeyError("ours")
 
 

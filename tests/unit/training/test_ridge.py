@@ -22,7 +22,7 @@ RIDGE = ("method=ridge",)
 
 @dataclass
 class Taught:
-    """Some images as the lesson of a task."""
+    """Some images as the objective of a task."""
 
     network: Network
     maps: Tensor
