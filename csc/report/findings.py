@@ -31,7 +31,7 @@ def findings(run: Run, evidence: Sequence[Evidence] = ()) -> list[Finding]:
         facts = evidence[-1].facts
         found += [*_never_predicted(run, facts), *_balance(run), *_calibration(facts), *_lost_images(evidence)]
     else:
-        found += _balance(run)
+        found += [*_nothing_found(run), *_balance(run)]
     return found
 
 
@@ -90,6 +90,12 @@ def _never_predicted(run: Run, facts: TaskFacts) -> list[Finding]:
         why = f"never predicted, as no score of theirs exceeds {threshold:g}"
         return [Finding("bad", f"{len(silent)} {are} {why}: {shortened(silent, 60)}.")]
     return []
+
+
+def _nothing_found(run: Run) -> list[Finding]:
+    threshold = run.last.metrics.threshold
+    text = f"Nothing is predicted correctly above {threshold:g}: CF1 and OF1 are 0."
+    return [] if run.last.metrics.OF1 else [Finding("bad", text)]
 
 
 def _balance(run: Run) -> list[Finding]:

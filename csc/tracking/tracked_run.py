@@ -108,7 +108,8 @@ def max_entropy_pair(run_id: str) -> dict[str, Results]:
             if len(pair) == 2 and 0 in pair and _but_beta(own) == _but_beta(other):
                 names = {0.0: "without max-entropy", max(pair): f"with max-entropy, β = {max(pair):g}"}
                 records = {name: _tracked(client, pair[beta]).record for beta, name in names.items()}
-                return {name: record.run for name, record in records.items() if record is not None}
+                found = {name: record.run for name, record in records.items() if record is not None}
+                return found if len(found) == 2 else {}
     return {}
 
 
