@@ -64,7 +64,7 @@ class LwF(Method):
         settings = self.config.of(Distillation)
         if not settings.alpha_power or not step.old:
             return settings.alpha
-        weight = settings.alpha * (step.old / step.new) ** settings.alpha_power
+        weight: float = settings.alpha * (step.old / step.new) ** settings.alpha_power
         return weight / (weight + 1 - settings.alpha)
 
     def label_loss(self, step: Step) -> "Tensor":
