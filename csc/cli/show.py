@@ -31,8 +31,9 @@ def _arguments(parser: ArgumentParser) -> None:
 
 def _show(arguments: Namespace) -> int:
     tracked_workdir(arguments.workdir)
-    from csc.report.table import text_table
+    from csc.report.table import old_classes_text, text_table
     from csc.report.text import printable
+    from csc.tracking.old_classes import fetch_old_classes
     from csc.tracking.tracked_run import find_run
 
     run = find_run(arguments.run)
@@ -44,6 +45,8 @@ def _show(arguments: Namespace) -> int:
         return 0
     print(f"model     {run.record.model.uri}")
     print(f"\n{text_table(run.record.run)}\n")
+    if old_classes := fetch_old_classes(run.run_id):
+        print(f"{old_classes_text(old_classes)}\n")
     print("AP of each class after each task")
     tasks = run.record.run.tasks
     width = max(len(printable(name)) for name in tasks[-1].seen)

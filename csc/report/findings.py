@@ -113,7 +113,8 @@ def _calibration(facts: TaskFacts) -> list[Finding]:
         confidence, share = worst
         over = confidence > share
         kind, only = ("over-confident", "only ") if over else ("under-confident", "")
-        example = f"of labels scored about {confidence:.2f}, {only}{100 * share:.0f} % are present"
+        part = f"{only}{100 * share:.0f} % are" if share >= 0.005 else "none is"
+        example = f"of labels scored about {confidence:.2f}, {part} present"
         found.append(Finding("bad", f"{name.capitalize()} classes are {kind}: {example}."))
     errors = {name: ece(bins) for name, bins in facts.reliability.items()}
     if not found:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 __all__ = [
-    "Shown",
+    "LastVersion",
     "describe_version",
     "fetch_model",
     "find_record",
@@ -34,6 +34,7 @@ __all__ = [
     "local_model",
     "log_model",
     "point_aliases",
+    "read_record",
     "register_version",
 ]
 
@@ -103,7 +104,7 @@ def _recorded_fingerprint(client: "MlflowClient", uri: str) -> str:
 
 
 def log_model(tracker: Tracker, package: Path, digest: str) -> "LoggedModel":
-    """Log a packaged model as output of the task's run; a second call changes nothing.
+    """Log a packaged model as output of the task's run and of the scenario's; a second call changes nothing.
 
     Args:
         tracker: of the task.
@@ -131,15 +132,14 @@ def log_model(tracker: Tracker, package: Path, digest: str) -> "LoggedModel":
         if str(model.status) != "READY" or (stored is not None and _digest(stored) != digest):
             client.log_model_artifacts(model.model_id, str(package))
             model = client.finalize_logged_model(model.model_id, "READY")
-        _log_output(tracker, model.model_id)
+        for run_id in (tracker.task_run.info.run_id, tracker.scenario_run_id):
+            _log_output(tracker, run_id, model.model_id)
         return model
 
 
-def _log_output(tracker: Tracker, model_id: str) -> None:
-    """Note a model as output of the task's run; to note it twice would be an error."""
+def _log_output(tracker: Tracker, run_id: str, model_id: str) -> None:
+    """Note a model as output of a run; to note it twice would be an error."""
     from mlflow.entities import LoggedModelOutput
-
-    run_id = tracker.task_run.info.run_id
 
     def noted() -> str | None:
         outputs = tracker.client.get_run(run_id).outputs
@@ -221,12 +221,12 @@ def _version(tracker: Tracker, name: str, model_id: str, digest: str) -> str:
 
 
 @dataclass(frozen=True)
-class Shown:
-    """What the registry says of a finished run.
+class LastVersion:
+    """The version of a finished run's last task.
 
     Attributes:
-        uri: of the version of its last task; empty if there is none.
-        alias: of that version, the more lasting one; empty if it was kept back.
+        uri: its address; empty if there is none.
+        alias: the more lasting one; empty if it was kept back.
         kept_back: why; empty if it was not.
         moved: a line about each alias that named another run's version.
     """
@@ -237,13 +237,13 @@ class Shown:
     moved: tuple[str, ...] = ()
 
 
-def point_aliases(name: str, key: str) -> Shown:
+def point_aliases(name: str, key: str) -> LastVersion:
     """Let the aliases of a registered model name the versions of a finished run, if another run has moved them."""
     with translate_errors():
         client = connect()
         versions = _versions_by_task(client, name, key)
         if not versions:
-            return Shown()
+            return LastVersion()
         before, moved = client.get_registered_model(name).aliases, []
         for task, version in versions.items():
             aliases = [] if KEPT_BACK in version.tags else _aliases(task, int(version.tags.get("csc.tasks", 0)))
@@ -253,7 +253,7 @@ def point_aliases(name: str, key: str) -> Shown:
                     moved.append(f"{alias} is version {version.version} again (was {before.get(alias, 'none')})")
     # The loop leaves the last task's version and aliases.
     kept_back = version.tags.get(KEPT_BACK, "")
-    return Shown(f"models:/{name}/{version.version}", aliases[-1] if aliases else "", kept_back, tuple(moved))
+    return LastVersion(f"models:/{name}/{version.version}", aliases[-1] if aliases else "", kept_back, tuple(moved))
 
 
 def _versions_by_task(client: "MlflowClient", name: str, key: str, **tags: str) -> "dict[int, ModelVersion]":
@@ -272,11 +272,14 @@ def keep_record(tracker: Tracker, record: RegisteredTask) -> None:
 def find_record(name: str, task: int, key: str) -> RegisteredTask | None:
     """What `keep_record` kept for the newest version of a registered model that is of this task and this run key."""
     with translate_errors():
-        client = connect()
+        version = _versions_by_task(connect(), name, key, **{"csc.task": str(task)}).get(task)
+        return None if version is None else read_record(version.run_id)
+
+
+def read_record(run_id: str) -> RegisteredTask:
+    """What `keep_record` kept with the run of a task."""
+    with translate_errors():
         import mlflow
 
-        version = _versions_by_task(client, name, key, **{"csc.task": str(task)}).get(task)
-        if version is None:
-            return None
-        where = f"runs:/{version.run_id}/{RECORD}"
+        where = f"runs:/{run_id}/{RECORD}"
         return RegisteredTask.from_plain(mlflow.artifacts.load_dict(where), where)

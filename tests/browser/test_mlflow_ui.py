@@ -81,4 +81,8 @@ def test_the_curves_have_the_task_as_step(views: dict[str, str], browser: Any, t
     page.screenshot(path=str(tmp_path / "curves.png"))
     for name in ("mAP", "CF1", "OF1", "ECE", "FPR"):
         assert page.get_by_text(name, exact=True).count()
+    figure = page.locator("img[src*='images%2FmAP']").first
+    figure.scroll_into_view_if_needed()
+    assert figure.evaluate("image => image.decode().then(() => image.naturalWidth)") > 100
+    page.screenshot(path=str(tmp_path / "figures.png"))
     page.close()
