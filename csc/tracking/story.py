@@ -11,7 +11,7 @@ from csc.config.tree import nested
 from csc.errors import TrackingError
 from csc.scenario import Scenario
 from csc.tracking.names import changed_settings, model_name
-from csc.tracking.queries import with_tags
+from csc.tracking.queries import task_of, with_tags
 from csc.tracking.registry import find_record
 from csc.tracking.retry import translate_errors
 from csc.tracking.server import connect
@@ -64,10 +64,13 @@ def find_story(words: str = "") -> Story:
         client = connect()
         run = _run_of_model(client, words) if words.startswith("models:/") else _run(client, words)
         if run is None:
+            named = f"run '{words}'" if words else "run"
             raise TrackingError(
-                f"no run '{words}' in the tracking store; give the id or the name of a run, a scenario, or models:/NAME"
+                f"no {named} in the tracking store; give the id or the name of a run, a scenario, or models:/NAME"
             )
         tags = run.data.tags
+        if missing := {"csc.run_key", "csc.scenario", "csc.method"} - tags.keys():
+            raise TrackingError(f"run {run.info.run_id}: no tag {min(missing)}; not a run of this project, or changed")
         done = finished_tasks(tags["csc.run_key"])
         name = model_name(tags["csc.scenario"], tags["csc.method"])
         record = find_record(name, max(done), tags["csc.run_key"]) if done else None
@@ -82,7 +85,7 @@ def finished_tasks(key: str) -> dict[int, float]:
         client = connect()
         query = f"{with_tags({'csc.role': 'task', 'csc.run_key': key})} and attributes.status = 'FINISHED'"
         found = client.search_runs(_experiments(client), query)
-    return {int(run.data.tags["csc.task"]): run.data.metrics["mAP"] for run in found if "mAP" in run.data.metrics}
+    return {task_of(run.data.tags): run.data.metrics["mAP"] for run in found if "mAP" in run.data.metrics}
 
 
 def _run(client: "MlflowClient", words: str) -> "Run | None":
