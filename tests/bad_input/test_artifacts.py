@@ -26,24 +26,25 @@ CONFIG = settings("head=linear")
 Read = Callable[[Path], object]
 
 
-def _keeper(path: Path) -> Checkpoint:
+def keeper(path: Path) -> Checkpoint:
+    """A checkpoint of something small."""
     network = torch.nn.Linear(3, 2)
     scaler = torch.amp.GradScaler(enabled=False)
     return Checkpoint(path, "this run and task", network, torch.optim.AdamW(network.parameters()), None, scaler)
 
 
 def _restore(folder: Path) -> object:
-    position = _keeper(folder / "checkpoint").restore()
+    position = keeper(folder / "checkpoint").restore()
     assert position.log, "not resumed"
     return position
 
 
 def _checkpoint(folder: Path) -> None:
     torch.manual_seed(0)
-    keeper = _keeper(folder / "checkpoint")
-    keeper.network(torch.ones(3)).sum().backward()
-    keeper.optimizer.step()
-    keeper.save(Position([{"loss": 1.0}]))
+    made = keeper(folder / "checkpoint")
+    made.network(torch.ones(3)).sum().backward()
+    made.optimizer.step()
+    made.save(Position([{"loss": 1.0}]))
 
 
 def _signed_again(folder: Path) -> None:
