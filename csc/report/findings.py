@@ -31,7 +31,7 @@ def findings(run: Run, evidence: Sequence[Evidence] = ()) -> list[Finding]:
         facts = evidence[-1].facts
         found += [*_never_predicted(run, facts), *_balance(run), *_calibration(facts), *_lost_images(evidence)]
     else:
-        found += _balance(run)
+        found += [*_nothing_found(run), *_balance(run)]
     return found
 
 
@@ -92,6 +92,12 @@ def _never_predicted(run: Run, facts: TaskFacts) -> list[Finding]:
     return []
 
 
+def _nothing_found(run: Run) -> list[Finding]:
+    threshold = run.last.metrics.threshold
+    text = f"Nothing is predicted correctly above {threshold:g}: CF1 and OF1 are 0."
+    return [] if run.last.metrics.OF1 else [Finding("bad", text)]
+
+
 def _balance(run: Run) -> list[Finding]:
     """Whether recall is far from precision."""
     last = run.last.metrics
@@ -113,7 +119,8 @@ def _calibration(facts: TaskFacts) -> list[Finding]:
         confidence, share = worst
         over = confidence > share
         kind, only = ("over-confident", "only ") if over else ("under-confident", "")
-        example = f"of labels scored about {confidence:.2f}, {only}{100 * share:.0f} % are present"
+        part = f"{only}{100 * share:.0f} % are" if share >= 0.005 else "none is"
+        example = f"of labels scored about {confidence:.2f}, {part} present"
         found.append(Finding("bad", f"{name.capitalize()} classes are {kind}: {example}."))
     errors = {name: ece(bins) for name, bins in facts.reliability.items()}
     if not found:

@@ -17,7 +17,7 @@ from csc.study.claims import compared, interval_text, resampled, signed
 from csc.study.figure import draw_intervals
 from csc.study.intervals import Interval
 from csc.study.outcome import Number, shown
-from csc.study.page import remark_list, titled_table
+from csc.study.page import confidence_part, remark_list, titled_table
 from csc.study.render import Table, as_text
 from csc.tracking.tracked_run import TrackedRun
 
@@ -34,6 +34,9 @@ _COLUMNS = {
     "ECE": "ECE",
     "H": "H",
 }
+
+
+_NO_CURVES = '<p class="note">No row has finished every task, so there is no curve.</p>'
 
 
 @dataclass(frozen=True)
@@ -188,8 +191,11 @@ def _course(groups: list[Group], scenario: str) -> list[str]:
         known = [[value for value in values if value is not None] for values in found]
         rows.append([name, *(shown("AP", statistics.fmean(values)) if values else "–" for values in known)])
     table = Table(f"{scenario}, AP of each class", "After the last task.", ["", *(g.name for g in groups)], rows, 1, [])
+    models = {group.name: group.any_run.last.metrics for group in groups}
     return [
         f"<h2>{escape(scenario)}</h2>",
-        figure(lambda width: figures.curves(lines, seen, width)),
+        "<p>The mAP after each task, as a mean over seeds.</p>",
+        figure(lambda width: figures.curves(lines, seen, width)) if lines else _NO_CURVES,
+        confidence_part(models),
         titled_table(table),
     ]

@@ -54,8 +54,9 @@ def translate_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        # Databases and buckets that clients use themselves have errors of their own.
-        theirs = type(error).__module__.partition(".")[0] in ("mlflow", "sqlalchemy", "botocore", "boto3")
+        # Databases and buckets that clients use themselves have errors of their own, and so have answers that MLflow
+        # cannot read (google.protobuf).
+        theirs = type(error).__module__.partition(".")[0] in ("mlflow", "sqlalchemy", "botocore", "boto3", "google")
         if not (theirs or isinstance(error, OSError)):
             raise
         kind, reason = _meaning(str(error))
