@@ -7,10 +7,11 @@
     Training         training.json, in the model   train                  register
     Scores           scores.parquet                evaluate               evaluate
     Metrics          metrics.json                  evaluate               register
+    Evidence         evidence.parquet              evaluate               report
     RegisteredTask   registered.json               register, prior        train, evaluate, register, report
 
-Task views (`csc.data.views`) and the model folder (`csc.model`) have modules of their own. What does not follow its
-contract is refused in one line that names the file and the key.
+Task views (`csc.data.views`), evidence (`csc.data.evidence`) and the model folder (`csc.model`) have modules of their
+own. What does not follow its contract is refused in one line that names the file and the key.
 """
 
 import json
@@ -112,7 +113,7 @@ class Origin(_Contract, frozen=True):
         """Read back what `to_json` wrote."""
         try:
             return cls.from_plain(json.loads(text), "parameter origin")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BadData(f"parameter origin: not readable as JSON ({error})") from None
 
     def to_json(self) -> str:
@@ -142,6 +143,12 @@ class Split(_Contract, frozen=True, rename={"index": "task", "total": "tasks"}):
     total: int
     new: tuple[str, ...]
     seen: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.index <= self.total:
+            raise BadData(f"task {self.index} of {self.total}; expected one from 1 to {self.total}")
+        if not self.new or self.seen[-len(self.new) :] != self.new or len(set(self.seen)) < len(self.seen):
+            raise BadData("expected new classes that are the last of seen, and no class twice")
 
     @property
     def task(self) -> Task:
@@ -306,7 +313,11 @@ class Scores:
             classes = tuple(name.removeprefix(_SCORE) for name in table.column_names if name.startswith(_SCORE))
             kinds = [[to_numpy(table[kind + name]) for name in classes] for kind in (_SCORE, _TARGET)]
             confidences, targets = (np.stack(columns, axis=1) for columns in kinds)
-        except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+            if any(column.null_count for column in table.columns) or targets.dtype != bool:
+                raise ValueError("a value is missing, or a target is not true or false")
+            if not ((confidences >= 0) & (confidences <= 1)).all():
+                raise ValueError("a confidence is not between 0 and 1")
+        except (OSError, TypeError, ValueError, KeyError, pa.ArrowException) as error:
             raise BadData(f"{path}: not scores ({error}); make them with the evaluate step") from None
         return cls(confidences, targets, classes)
 

@@ -25,6 +25,7 @@ __all__ = [
     "forgetting",
     "precision_recall_f1",
     "rates",
+    "roc_curve",
     "scaled",
     "summary",
 ]
@@ -106,6 +107,26 @@ def false_positive_rate(scores: Scores, targets: Targets, threshold: float = 0.8
     """
     absent = ~targets
     return float(_ratio(np.count_nonzero((scores > threshold) & absent), np.count_nonzero(absent)))
+
+
+def roc_curve(scores: Scores, targets: Targets, points: int = 100) -> tuple[NDArray[np.floating[Any]], ...]:
+    """Return false and true positive rates over all (image, class) pairs, and the thresholds they belong to.
+
+    A pair counts from the threshold on. The thresholds fall from 1 to 0, and part the present labels evenly, so that
+    the curve is as fine for scores that are all small. Without present or without absent labels there is no curve.
+
+    Examples:
+        >>> fpr, tpr, _ = roc_curve(np.array([[0.9, 0.6], [0.7, 0.1]]), np.array([[True, False], [True, False]]), 2)
+        >>> fpr.tolist(), tpr.tolist()
+        ([0.0, 0.0, 0.0, 1.0], [0.0, 0.5, 1.0, 1.0])
+    """
+    present, absent = np.sort(scores[targets]), np.sort(scores[~targets])
+    if not (present.size and absent.size):
+        return np.empty(0), np.empty(0), np.empty(0)
+    chosen = present[np.linspace(0, present.size - 1, points).astype(int)]
+    thresholds = np.unique(np.concatenate([[0, 1], chosen]))[::-1]
+    fpr, tpr = (1 - np.searchsorted(part, thresholds) / part.size for part in (absent, present))
+    return fpr, tpr, thresholds
 
 
 def entropy(scores: Scores) -> float:

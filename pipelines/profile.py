@@ -32,7 +32,10 @@ _NAME = r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", "the name of a Kubernetes objec
 _IMAGE = r"[a-z0-9][\w./:-]*(@sha256:[0-9a-f]{64})?", "an image such as registry/name:tag or name@sha256:<64 digits>"
 _LABEL = r"([\w.-]+/)?[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?", "the name of a label or resource such as nvidia.com/gpu"
 _DATA = r"(s3://|/)([^{}\s]|\{dataset\})+", "a uri such as s3://bucket/data/{dataset} or /mnt/csc/data/{dataset}"
-_ADDRESS = r"https?://[^\s/@?#]+(/[^\s@?#]*)?", "an address such as http://host:port, without user or password"
+_ADDRESS = (
+    r"https?://([^\s/@?#\[\]]+|\[[\da-fA-F:.]+\](:\d+)?)(/[^\s@?#]*)?",
+    "an address such as http://host:port, without user or password",
+)
 
 
 def _form(pattern: str, description: str, *, empty: bool = False, hidden: bool = False) -> Meta:

@@ -27,7 +27,7 @@ def _report(arguments: Namespace) -> int:
     tracked_workdir(arguments.workdir)
     from csc.report.page import render
     from csc.report.table import text_table
-    from csc.tracking.evidence import fetch_evidence
+    from csc.tracking.files import fetch_evidence
     from csc.tracking.old_classes import fetch_old_classes
     from csc.tracking.tracked_run import find_run, max_entropy_pair
 

@@ -60,6 +60,7 @@ class AGCN(LwF):
 
     def begin(self, objective: "Objective") -> None:
         """Give the new classes their word vectors."""
+        super().begin(objective)
         embeddings = self.config.of(Agcn).embeddings
         if self.config.head == "label_graph" and embeddings != "random":
             vectors = _word_vectors(embeddings, objective.classes)

@@ -119,6 +119,11 @@ class Method:
             )
 
     @classmethod
+    def is_random(cls, config: Config) -> bool:
+        """Whether the seed has a part in the outcome."""
+        return True
+
+    @classmethod
     def wrap(cls, config: Config, backbone: "Backbone") -> "Backbone | PromptedBackbone":
         """The backbone as the method uses it."""
         return backbone
@@ -167,7 +172,8 @@ class Method:
             return {}
         logits = step.logits[:, : step.old] if regulariser.classes == "old" else step.logits
         entropy = max_entropy(logits, regulariser.form, regulariser.reduction)
-        return {"H": -regulariser.beta * self.scaled(entropy, len(logits), step)}
+        beta = regulariser.beta * (step.old / step.new) ** regulariser.beta_power
+        return {"H": -beta * self.scaled(entropy, len(logits), step)}
 
     def classify(self, step: Step, logits: "Tensor", targets: "Tensor", known: "Tensor | None" = None) -> "Tensor":
         """The classification loss in the form that the settings name, over the known entries.

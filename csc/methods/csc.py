@@ -7,7 +7,7 @@ from csc.config.schema import AtLeast0, AtLeast1, Config, Settings
 from csc.errors import BadConfig
 from csc.methods import register
 from csc.methods.base import HEADS, HeadKind, Step
-from csc.methods.lwf import Distillation, LwF
+from csc.methods.lwf import LwF
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -91,7 +91,7 @@ class CSC(LwF):
 
     def loss(self, step: Step) -> "dict[str, Tensor]":
         """The terms of one batch; the base task has no old classes, and CE alone."""
-        alpha, ce, kd = self.config.of(Distillation).alpha, self.label_loss(step), self.prior_loss(step)
+        alpha, ce, kd = self.alpha(step), self.label_loss(step), self.prior_loss(step)
         terms = {"ce": ce} if kd is None else {"ce": alpha * ce, "kd": (1 - alpha) * kd}  # eq. 5
         terms |= self.replayed(step)  # CSC-R: exemplars that were drawn with the batch
         return terms | self.max_entropy(step)  # -β L_H, eq. 7

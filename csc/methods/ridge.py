@@ -87,6 +87,11 @@ class RidgeRegression(Method):
         if config.max_entropy.beta:
             raise BadConfig(f"max_entropy.beta: method '{config.method}' has no loss to add it to; leave it at 0")
 
+    @classmethod
+    def is_random(cls, config: Config) -> bool:
+        """Only random features are, and weights of the backbone that are not given."""
+        return config.of(Ridge).hidden > 0 or config.init == "scratch" or config.input.augment
+
     def solve(self, objective: "Objective") -> dict[str, float]:
         """Add the task's images to the sums, solve, and turn scores into probabilities."""
         import torch

@@ -69,7 +69,7 @@ def _max_entropy(outcome: Outcome, scenario: str) -> str:
             settings = {key: value for key, value in result.cell.config.flat().items() if key != "seed"}
             uses_it = bool(settings.pop("max_entropy.beta", 0))
             alike.setdefault(repr(settings), {}).setdefault(uses_it, result)
-    models = {}
+    models: dict[str, Metrics] = {}
     for pair in alike.values():
         both = [pair[False], pair[True]] if len(pair) == 2 else []
         runs = {result.cell.row.name: results_of(result.run_id) for result in both}

@@ -8,7 +8,7 @@ tried again adds none, and what is fetched is compared with it, so no damaged mo
 import contextlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from csc.artifacts import Registered, RegisteredTask
@@ -16,7 +16,7 @@ from csc.errors import BadModel
 from csc.model import fingerprint
 from csc.tracking.calls import find_or_create, translate_errors
 from csc.tracking.names import model_name
-from csc.tracking.queries import with_tags
+from csc.tracking.queries import task_of, with_tags
 from csc.tracking.runs import Tracker
 from csc.tracking.server import connect
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 __all__ = [
-    "Shown",
+    "LastVersion",
     "describe_version",
     "fetch_model",
     "find_record",
@@ -76,8 +76,8 @@ def fetch_model(uri: str, folder: Path | None = None) -> Path:
         client = connect()
         import mlflow
 
-        expected = _recorded_fingerprint(client, uri)
-        local = Path(mlflow.artifacts.download_artifacts(uri, dst_path=str(folder) if folder else None))
+        source, expected = _recorded(client, uri)
+        local = Path(mlflow.artifacts.download_artifacts(source, dst_path=str(folder) if folder else None))
     model = local / "data" / "model"
     if not (model / "model.json").is_file():
         raise BadModel(f"{uri}: not a model of this project (no data/model/model.json in it)")
@@ -90,21 +90,34 @@ def fetch_model(uri: str, folder: Path | None = None) -> Path:
     return model
 
 
-def _recorded_fingerprint(client: "MlflowClient", uri: str) -> str:
-    """What `register` recorded of a model or version, or of the one that somebody made this version of."""
+def _recorded(client: "MlflowClient", uri: str) -> tuple[str, str]:
+    """Where the files of a model or version are, and the fingerprint that `register` recorded of them.
+
+    A version of a logged model is fetched as that, also if somebody else made the version: for a version MLflow would
+    read all versions of its name.
+    """
     from mlflow.store.artifact.utils.models import get_model_name_and_version
 
     named = get_model_name_and_version(client, uri)
     if len(named) == 1:  # the id of a logged model
-        return str(client.get_logged_model(*named).tags.get(FINGERPRINT, ""))
+        return uri, str(client.get_logged_model(*named).tags.get(FINGERPRINT, ""))
     version = client.get_model_version(*named)
-    if FINGERPRINT not in version.tags and str(version.source).startswith("models:/"):
-        return _recorded_fingerprint(client, version.source)
-    return str(version.tags.get(FINGERPRINT, ""))
+    if str(version.source).startswith("models:/"):
+        source, fingerprint = _recorded(client, version.source)
+        return source, str(version.tags.get(FINGERPRINT, fingerprint))
+    return uri, str(version.tags.get(FINGERPRINT, ""))
+
+
+def _registry(client: "MlflowClient") -> Any:
+    """The client's door to the registry.
+
+    Its own methods first ask whether a model is a prompt, and MLflow reads all versions of the model to answer.
+    """
+    return client._get_registry_client()
 
 
 def log_model(tracker: Tracker, package: Path, digest: str) -> "LoggedModel":
-    """Log a packaged model as output of the task's run; a second call changes nothing.
+    """Log a packaged model as output of the task's run and of the scenario's; a second call changes nothing.
 
     Args:
         tracker: of the task.
@@ -125,22 +138,25 @@ def log_model(tracker: Tracker, package: Path, digest: str) -> "LoggedModel":
         params = {key: str(value) for key, value in card.settings().flat().items()}
         return client.create_logged_model(tracker.experiment_id, name, tracker.task_run.info.run_id, tags, params)
 
+    def keep_first(made: "LoggedModel", first: "LoggedModel") -> None:
+        if made.model_id != first.model_id:
+            client.delete_logged_model(made.model_id)
+
     with translate_errors():
-        model = find_or_create(find, create)
+        model = find_or_create(find, create, keep_first)
         # New, or left behind by a try that died while uploading, or damaged since on this machine.
         stored = _on_this_machine(model.artifact_location)
         if str(model.status) != "READY" or (stored is not None and _digest(stored) != digest):
             client.log_model_artifacts(model.model_id, str(package))
             model = client.finalize_logged_model(model.model_id, "READY")
-        _log_output(tracker, model.model_id)
+        for run_id in (tracker.task_run.info.run_id, tracker.scenario_run_id):
+            _log_output(tracker, run_id, model.model_id)
         return model
 
 
-def _log_output(tracker: Tracker, model_id: str) -> None:
-    """Note a model as output of the task's run; to note it twice would be an error."""
+def _log_output(tracker: Tracker, run_id: str, model_id: str) -> None:
+    """Note a model as output of a run; to note it twice would be an error."""
     from mlflow.entities import LoggedModelOutput
-
-    run_id = tracker.task_run.info.run_id
 
     def noted() -> str | None:
         outputs = tracker.client.get_run(run_id).outputs
@@ -170,7 +186,7 @@ def register_version(tracker: Tracker, model: "LoggedModel", digest: str, name: 
             client.set_model_version_tag(name, number, KEPT_BACK, kept_back)
         else:
             for alias in _aliases(card.task, card.tasks):
-                client.set_registered_model_alias(name, alias, number)
+                _registry(client).set_registered_model_alias(name, alias, number)
     runs = tracker.task_run.info.run_id, tracker.scenario_run_id
     return Registered(name, number, model.model_id, digest, *runs, location=model.artifact_location)
 
@@ -178,7 +194,7 @@ def register_version(tracker: Tracker, model: "LoggedModel", digest: str, name: 
 def describe_version(tracker: Tracker, registered: Registered, note: str) -> None:
     """Say on a version's page what it is."""
     with translate_errors():
-        tracker.client.update_model_version(registered.name, registered.version, note)
+        _registry(tracker.client).update_model_version(registered.name, registered.version, note)
 
 
 def _aliases(task: int, tasks: int) -> list[str]:
@@ -210,24 +226,28 @@ def _version(tracker: Tracker, name: str, model_id: str, digest: str) -> str:
         source, run_id = f"models:/{model_id}", tracker.task_run.info.run_id
         return str(client.create_model_version(name, source, run_id, tags, model_id=model_id).version)
 
+    def keep_first(made: str, first: str) -> None:
+        if made != first:
+            client.delete_model_version(name, made)
+
     try:
-        return find_or_create(find, create)
+        return find_or_create(find, create, keep_first)
     except MlflowException as error:
         # Users who are not the administrator are told that they may not, where there is nothing yet.
         if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "PERMISSION_DENIED"):
             raise
     with contextlib.suppress(MlflowException):  # another run may have created it by now; if not, the next line fails
         client.create_registered_model(name, tags={"csc.scenario": card.scenario, "csc.method": card.method})
-    return find_or_create(find, create)
+    return find_or_create(find, create, keep_first)
 
 
 @dataclass(frozen=True)
-class Shown:
-    """What the registry says of a finished run.
+class LastVersion:
+    """The version of a finished run's last task.
 
     Attributes:
-        uri: of the version of its last task; empty if there is none.
-        alias: of that version, the more lasting one; empty if it was kept back.
+        uri: its address; empty if there is none.
+        alias: the more lasting one; empty if it was kept back.
         kept_back: why; empty if it was not.
         moved: a line about each alias that named another run's version.
     """
@@ -238,30 +258,31 @@ class Shown:
     moved: tuple[str, ...] = ()
 
 
-def point_aliases(name: str, key: str) -> Shown:
+def point_aliases(name: str, key: str) -> LastVersion:
     """Let the aliases of a registered model name the versions of a finished run, if another run has moved them."""
     with translate_errors():
         client = connect()
         versions = _versions_by_task(client, name, key)
         if not versions:
-            return Shown()
-        before, moved = client.get_registered_model(name).aliases, []
+            return LastVersion()
+        # Found by a search, because a model that is asked for by its name comes with all its versions.
+        before, moved = client.search_registered_models(f"name = '{name}'", max_results=1)[0].aliases, []
         for task, version in versions.items():
             aliases = [] if KEPT_BACK in version.tags else _aliases(task, int(version.tags.get("csc.tasks", 0)))
             for alias in aliases:
                 if str(before.get(alias)) != str(version.version):
-                    client.set_registered_model_alias(name, alias, version.version)
+                    _registry(client).set_registered_model_alias(name, alias, version.version)
                     moved.append(f"{alias} is version {version.version} again (was {before.get(alias, 'none')})")
     # The loop leaves the last task's version and aliases.
     kept_back = version.tags.get(KEPT_BACK, "")
-    return Shown(f"models:/{name}/{version.version}", aliases[-1] if aliases else "", kept_back, tuple(moved))
+    return LastVersion(f"models:/{name}/{version.version}", aliases[-1] if aliases else "", kept_back, tuple(moved))
 
 
 def _versions_by_task(client: "MlflowClient", name: str, key: str, **tags: str) -> "dict[int, ModelVersion]":
     """The newest version of each task of a run, in their order."""
     found = client.search_model_versions(f"name = '{name}' and {with_tags({'csc.run_key': key, **tags})}")
-    found = sorted(found, key=lambda version: (int(version.tags["csc.task"]), int(version.version)))
-    return {int(version.tags["csc.task"]): version for version in found}
+    found = sorted(found, key=lambda version: (task_of(version.tags), int(version.version)))
+    return {task_of(version.tags): version for version in found}
 
 
 def keep_record(tracker: Tracker, record: RegisteredTask) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import json
+import multiprocessing
 import shutil
 import sys
 import tempfile
@@ -45,10 +46,25 @@ def locked(workdir: Path, name: str, run: Mapping[str, str]) -> Iterator[Path]:
         temporary = tempfile.mkdtemp(prefix="csc-run-")
         _write(lock, json.dumps({**run, "temporary": temporary}))
         try:
-            yield Path(temporary)
+            with _made_there(temporary):
+                yield Path(temporary)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
             _write(lock, "")
+
+
+@contextlib.contextmanager
+def _made_there(folder: str) -> Iterator[None]:
+    """Have all temporary files of this process made in a folder: kfp's workspaces, the socket of the fork server."""
+    settings = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    before, known = tempfile.tempdir, dict(settings)
+    tempfile.tempdir = settings["tempdir"] = folder
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
+        settings.clear()
+        settings.update(known)
 
 
 def is_going_on(workdir: Path, name: str) -> bool:
@@ -111,7 +127,7 @@ def _content(lock: TextIO) -> dict[str, str]:
     lock.seek(0)
     try:
         content = json.loads(lock.read())
-    except ValueError:  # empty, or killed while it wrote this
+    except (ValueError, RecursionError):  # empty, or killed while it wrote this
         return {}
     return content if isinstance(content, dict) and content.keys() >= {"scenario", "data", "config"} else {}
 

@@ -101,6 +101,7 @@ def test_table_1_with_three_seeds_parses_strictly_and_stays_within_budget(compil
 def test_the_loops_run_over_settings_first_seeds_first_as_many_at_once_as_asked(compiled):
     study = read_study("table2").narrowed(["voc-b0c4"], ["csc", "er"])
     (spec, _), _ = compiled(study, parallelism=3)
+    assert all(one["description"] for one in spec["root"]["inputDefinitions"]["parameters"].values())
     ((items, at_once),) = loops_of(spec)
     assert at_once == 3
     assert [(item["method"], item["seed"]) for item in items] == [(m, s) for s in range(3) for m in ("csc", "er")]

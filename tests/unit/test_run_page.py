@@ -217,10 +217,10 @@ def test_evidence_is_kept_with_the_run_and_fetched_again(
 ):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", fresh_database(tmp_path))
     from csc.model import read_card
-    from csc.tracking.evidence import fetch_evidence, keep_evidence
+    from csc.tracking.files import EVIDENCE, fetch_evidence, keep_file
     from csc.tracking.runs import Tracker
 
     for task in (2, 1):
         tracker = Tracker(read_card(made.folder / f"task-{task}" / "model"))
-        keep_evidence(tracker, str(made.folder / f"task-{task}" / "evidence"))
+        keep_file(tracker, str(made.folder / f"task-{task}" / "evidence"), EVIDENCE)
     assert fetch_evidence(tracker.scenario_run_id) == made.evidence[:2]
