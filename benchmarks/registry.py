@@ -62,7 +62,7 @@ def _timed(root: Path, dataset: Dataset, seed: int) -> dict[str, float]:
     def show() -> None:
         nonlocal key
         found = find_run(f"{SCENARIO}-csc")
-        key = story.config.run_key(SCENARIO, dataset.fingerprint, "bench")
+        key = found.config.run_key(SCENARIO, dataset.fingerprint, "bench")
 
     calls: dict[str, Callable[[], object]] = {
         "csc show": show,

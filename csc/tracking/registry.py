@@ -109,9 +109,9 @@ def _recorded(client: "MlflowClient", uri: str) -> tuple[str, str]:
 
 
 def _registry(client: "MlflowClient") -> Any:
-    """The client's door to the registry.
+    """The registry's own client, which `client` calls.
 
-    Its own methods first ask whether a model is a prompt, and MLflow reads all versions of the model to answer.
+    The methods of `client` first ask whether a model is a prompt, and MLflow reads all versions of the model to answer.
     """
     return client._get_registry_client()
 
