@@ -34,7 +34,7 @@ def _run(arguments: Namespace) -> int:
     listening("127.0.0.1", arguments.port).close()  # says in one line if the port is taken
     address = f"http://127.0.0.1:{arguments.port}"
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(arguments.port)]
-    # What runs evaluations of language models takes longer to start than all the rest.
+    # Without the processes that evaluate language models.
     environment = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **os.environ}
     with subprocess.Popen([*command, "--workers", "1", "--backend-store-uri", uri], env=environment) as server:
         signal.signal(signal.SIGTERM, lambda *_: server.terminate())
