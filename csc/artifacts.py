@@ -16,7 +16,7 @@ own. What does not follow its contract is refused in one line that names the fil
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -48,6 +48,21 @@ __all__ = [
 ]
 
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def _texts(content: object) -> Iterator[str]:
+    """All texts in what JSON gave, keys too."""
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, dict):
+        for item in (*content, *content.values()):
+            yield from _texts(item)
+    elif isinstance(content, list):
+        for item in content:
+            yield from _texts(item)
+
+
 class _Contract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Plain data with a JSON form; keys that are missing, unknown or of another type are refused."""
 
@@ -58,7 +73,11 @@ class _Contract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def from_plain(cls, content: object, where: str) -> Self:
         """Check what JSON gave; `where` is the file or parameter it comes from, for the message."""
         try:
-            return msgspec.convert(content, cls)
+            made = msgspec.convert(content, cls)
+            # They are printed, and the content may come from a server.
+            if strange := next((text for text in _texts(content) if _CONTROL.search(text)), None):
+                raise BadData(f"{strange[:60]!r} has characters that a terminal obeys")
+            return made
         except msgspec.ValidationError as error:
             remedy = f"; make it with the {cls.made_by} step" if cls.made_by else ""
             raise cls.refusal(f"{where}: {_explained(str(error))}{remedy}") from None
@@ -113,7 +132,7 @@ class Origin(_Contract, frozen=True):
         """Read back what `to_json` wrote."""
         try:
             return cls.from_plain(json.loads(text), "parameter origin")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BadData(f"parameter origin: not readable as JSON ({error})") from None
 
     def to_json(self) -> str:
@@ -143,6 +162,12 @@ class Split(_Contract, frozen=True, rename={"index": "task", "total": "tasks"}):
     total: int
     new: tuple[str, ...]
     seen: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.index <= self.total:
+            raise BadData(f"task {self.index} of {self.total}; expected one from 1 to {self.total}")
+        if not self.new or self.seen[-len(self.new) :] != self.new or len(set(self.seen)) < len(self.seen):
+            raise BadData("expected new classes that are the last of seen, and no class twice")
 
     @property
     def task(self) -> Task:
@@ -307,7 +332,11 @@ class Scores:
             classes = tuple(name.removeprefix(_SCORE) for name in table.column_names if name.startswith(_SCORE))
             kinds = [[to_numpy(table[kind + name]) for name in classes] for kind in (_SCORE, _TARGET)]
             confidences, targets = (np.stack(columns, axis=1) for columns in kinds)
-        except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+            if any(column.null_count for column in table.columns) or targets.dtype != bool:
+                raise ValueError("a value is missing, or a target is not true or false")
+            if not ((confidences >= 0) & (confidences <= 1)).all():
+                raise ValueError("a confidence is not between 0 and 1")
+        except (OSError, TypeError, ValueError, KeyError, pa.ArrowException) as error:
             raise BadData(f"{path}: not scores ({error}); make them with the evaluate step") from None
         return cls(confidences, targets, classes)
 

@@ -13,6 +13,7 @@ network is loaded.
 
 import hashlib
 import json
+import math
 import os
 import re
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -23,9 +24,9 @@ import msgspec
 
 from csc.config import resolve
 from csc.config.schema import Config
-from csc.errors import BadConfig, BadModel, BadScenario
+from csc.errors import BadConfig, BadData, BadModel, BadScenario
 from csc.scenario import Scenario
-from csc.storage import sha256_file, writable
+from csc.storage import read_json, sha256_file, writable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -159,15 +160,17 @@ def read_card(folder: Path) -> ModelCard:
     """Read what a model is; needs no torch."""
     path = folder / CARD
     try:
-        content = msgspec.json.decode(path.read_bytes())
+        content = read_json(path)
         if not isinstance(content, dict):
             raise BadModel(f"{path}: not a model of this project (expected an object)")
         if content.get("format") != FORMAT:
-            raise BadModel(f"{path}: format {content.get('format')}, this version reads format {FORMAT}")
+            raise BadModel(f"{path}: format {content.get('format')!r}, this version reads format {FORMAT}")
         if strange := content.keys() - {item.name for item in fields(ModelCard)}:
             raise BadModel(f"{path}: not a model of this project (unknown key '{min(strange)}')")
         card = msgspec.convert(content, ModelCard)
-    except (OSError, msgspec.MsgspecError, RecursionError) as error:
+    except BadData as error:
+        raise BadModel(f"{error}; not a model of this project") from None
+    except msgspec.ValidationError as error:
         raise BadModel(f"{path}: not a model of this project ({error})") from None
     problem = _contradiction(card)
     if problem:
@@ -183,20 +186,23 @@ def _contradiction(card: ModelCard) -> str:
         return str(error)
     if len(set(card.classes)) != len(card.classes) or len(sizes) != card.task:
         return f"task {card.task} of {card.scenario} cannot have these {len(card.classes)} classes"
+    if not all(name and name.isprintable() for name in card.classes):
+        return "a name of a class is not one line of plain text"
     if card.classes[-len(card.new) :] != card.new:
         return "the new classes are not the last ones"
     if config.method != card.method:
         return f"made by method {card.method}, with settings of {config.method}"
     if not _has_right_calibration(card):
         return "calibration is not a positive temperature and a threshold for each class"
-    if len(card.mean) != CHANNELS or len(card.std) != CHANNELS or min(card.std) <= 0:
+    finite = all(map(math.isfinite, (*card.mean, *card.std)))
+    if len(card.mean) != CHANNELS or len(card.std) != CHANNELS or min(card.std) <= 0 or not finite:
         return f"mean and std are not {CHANNELS} numbers each, those of std above 0"
     return ""
 
 
 def _has_right_calibration(card: ModelCard) -> bool:
     try:
-        return card.temperature > 0 and min(card.thresholds.values()) >= 0
+        return 0 < card.temperature < math.inf and min(card.thresholds.values()) >= 0
     except (TypeError, ValueError, AttributeError):
         return False
 
@@ -209,9 +215,6 @@ def load_network(folder: Path, *, map_channels: int = 0) -> tuple["Network", Mod
         map_channels: channels of the cached maps that the network gets instead of images; its backbone is then kept
             as weights and never built. 0 for a network that gets images.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     from csc.methods import build_head, kind_of
     from csc.nets.backbone import StoredBackbone, build_backbone
     from csc.nets.network import Network
@@ -219,16 +222,18 @@ def load_network(folder: Path, *, map_channels: int = 0) -> tuple["Network", Mod
     card = read_card(folder)
     check_files(folder, card)
     config = card.settings()
+    weights = load_tensors(folder / WEIGHTS)
+    if not weights:
+        raise BadModel(f"{folder / WEIGHTS}: no such file, or no weights in it")
     try:
-        weights = load_file(folder / WEIGHTS)
         stored = StoredBackbone({}, map_channels) if map_channels else None
         backbone = stored or kind_of(config).wrap(config, build_backbone(config.backbone))
         network = Network(backbone, build_head(config, backbone.channels, card.groups), card.mean, card.std)
         network.load_state_dict(weights)
     except BadConfig as error:
         raise BadModel(f"{folder / CARD}: {error}") from None
-    except (OSError, SafetensorError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:300]
         raise BadModel(f"{folder / WEIGHTS}: weights do not fit the card ({reason})") from None
     return network.eval(), card
 

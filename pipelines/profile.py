@@ -32,7 +32,10 @@ _NAME = r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", "the name of a Kubernetes objec
 _IMAGE = r"[a-z0-9][\w./:-]*(@sha256:[0-9a-f]{64})?", "an image such as registry/name:tag or name@sha256:<64 digits>"
 _LABEL = r"([\w.-]+/)?[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?", "the name of a label or resource such as nvidia.com/gpu"
 _DATA = r"(s3://|/)([^{}\s]|\{dataset\})+", "a uri such as s3://bucket/data/{dataset} or /mnt/csc/data/{dataset}"
-_ADDRESS = r"https?://[^\s/@?#]+(/[^\s@?#]*)?", "an address such as http://host:port, without user or password"
+_ADDRESS = (
+    r"https?://([^\s/@?#\[\]]+|\[[\da-fA-F:.]+\](:\d+)?)(/[^\s@?#]*)?",
+    "an address such as http://host:port, without user or password",
+)
 
 
 def _form(pattern: str, description: str, *, empty: bool = False, hidden: bool = False) -> Meta:
@@ -206,7 +209,7 @@ def read_profile(name: str) -> Profile:
     try:
         profile = convert(Profile, {} if content is None else content)
     except BadConfig as error:
-        raise BadConfig(f"{path}: {error}") from None
+        raise BadConfig(f"{path}: {_without_secrets(str(error))}") from None
     for key, problem in (*_secret_problems(profile), *_contradictions(profile)):
         raise BadConfig(f"{path}: {key}: {problem}")
     return profile
@@ -228,6 +231,13 @@ _SECRET_VALUES = {
     "a token of Slack": r"\bxox[abeprs]-[\w-]{10,}",
     "a JSON web token": r"\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.",
 }
+
+
+def _without_secrets(text: str) -> str:
+    """A message that repeats a wrong value, without what looks like a secret in it."""
+    for form in _SECRET_VALUES.values():
+        text = re.sub(form, "***", text)
+    return text
 
 
 def _secret_problems(profile: Profile) -> Iterator[tuple[str, str]]:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from csc.data.dataset import Dataset
+from csc.data.dataset import Dataset, card_digest
 from csc.data.ingest.voc import VOC_CLASSES
 
 VOC_TRAIN = tuple(f"{number:06d}" for number in range(1, 7))
@@ -166,5 +166,5 @@ def part_of(source: Dataset, folder: Path, name: str, classes: Iterable[str]) ->
     digest = hashlib.sha256((folder / "labels.parquet").read_bytes()).hexdigest()
     facts |= {"name": name, "classes": sorted(kept), "labels_sha256": digest}
     facts["fingerprint"] = hashlib.sha256(json.dumps([facts, labels]).encode()).hexdigest()
-    (folder / "dataset.json").write_text(json.dumps(facts))
+    (folder / "dataset.json").write_text(json.dumps(facts | {"digest": card_digest(facts)}))
     return Dataset.open(folder)

@@ -52,7 +52,7 @@ class RetryPolicy:
             condition = " ".join(str(strategy.get("expression") or "").split())
             name = strategy.get("retryPolicy") or ("Always" if condition else cls.name)  # Argo's rule
             return cls(str(name), int(strategy.get("limit") or 0), condition)
-        except (yaml.YAMLError, AttributeError, TypeError, ValueError):
+        except (yaml.YAMLError, AttributeError, TypeError, ValueError, RecursionError):
             raise Unseen(f"{CONFIGMAP} holds something else than Argo's settings") from None
 
     def check(self, pods: int) -> Check:

@@ -1,5 +1,6 @@
 """`csc show`: a run in the terminal."""
 
+import textwrap
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
@@ -31,7 +32,8 @@ def _arguments(parser: ArgumentParser) -> None:
 
 def _show(arguments: Namespace) -> int:
     tracked_workdir(arguments.workdir)
-    from csc.report.table import old_classes_text, text_table
+    from csc.report.findings import findings
+    from csc.report.table import WIDTH, old_classes_text, text_table
     from csc.report.text import printable
     from csc.tracking.old_classes import fetch_old_classes
     from csc.tracking.tracked_run import find_run
@@ -45,6 +47,9 @@ def _show(arguments: Namespace) -> int:
         return 0
     print(f"model     {run.record.model.uri}")
     print(f"\n{text_table(run.record.run)}\n")
+    for finding in findings(run.record.run):
+        print(textwrap.fill(printable(finding.text), WIDTH, initial_indent=" • ", subsequent_indent="   "))
+    print()
     if old_classes := fetch_old_classes(run.run_id):
         print(f"{old_classes_text(old_classes)}\n")
     print("AP of each class after each task")

@@ -111,7 +111,7 @@ def parse_overrides(items: Sequence[str]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for item in items:
         key, separator, value = item.partition("=")
-        if not separator or not key.strip():
+        if not separator or not all(part.strip() for part in key.split(".")):
             raise BadConfig(f"--set {item}: expected key=value, for instance train.epochs=3")
         *parents, leaf = key.strip().split(".")
         node = tree

@@ -75,6 +75,15 @@ def _check_file(init: str) -> None:
         raise BadConfig(f"init={init}: no such file")
     if not os.access(path, os.R_OK):
         raise BadConfig(f"init={init}: not readable (permission denied)")
+    if importlib.util.find_spec("safetensors") is None:
+        return  # as without timm
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="np"):
+            return
+    except (OSError, SafetensorError) as error:
+        raise BadConfig(f"init={init}: not readable as safetensors ({error})") from None
 
 
 def _check_hub(name: str) -> None:

@@ -21,6 +21,7 @@ _Kind = TypeVar("_Kind")
 SWITCHES = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 _LONGEST = 60  # characters of a wrong value that a message repeats
+_MOST = 100_000  # values in a file, with all that aliases repeat
 _DEEPEST = 50  # groups within groups; the compiled reader of YAML crashes at many thousands
 
 
@@ -50,7 +51,7 @@ def load_yaml(path: Path) -> Any:
     """Read a YAML file; what cannot be read is one line that names the file and the line in it."""
     try:
         text = path.read_text(encoding="utf-8")
-        _check_depth(text)
+        _check_form(text)
         return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
@@ -61,12 +62,25 @@ def load_yaml(path: Path) -> Any:
         raise BadConfig(f"{path}: not readable ({getattr(error, 'strerror', None) or error})") from None
 
 
-def _check_depth(text: str) -> None:
-    depth = 0
+def _check_form(text: str) -> None:
+    """Refuse what would take all memory: groups too deep within groups, in themselves, or in each other too often."""
+    unfinished: list[tuple[str | None, int]] = []  # groups: their anchors, and how many values were before them
+    sizes: dict[str | None, int] = {}
+    values = 0
     for event in yaml.parse(text, _Loader):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > _DEEPEST:
-            raise yaml.MarkedYAMLError(problem="too many groups within groups", problem_mark=event.start_mark)
+        problem = ""
+        if isinstance(event, yaml.CollectionStartEvent):
+            unfinished.append((event.anchor, values))
+            problem = "too many groups within groups" if len(unfinished) > _DEEPEST else ""
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = unfinished.pop()
+            sizes[anchor] = values - before
+        elif isinstance(event, yaml.AliasEvent):
+            values += sizes.get(event.anchor, 1)
+            problem = "a group holds itself" if event.anchor in [anchor for anchor, _ in unfinished] else ""
+        values += 1
+        if problem or values > _MOST:
+            raise yaml.MarkedYAMLError(problem=problem or f"more than {_MOST:,} values", problem_mark=event.start_mark)
 
 
 def convert(kind: type[_Kind], content: Any, *, words: bool = False) -> _Kind:
@@ -152,7 +166,9 @@ def _problem(hint: Any, value: Any, key: str) -> str:
     quotes = ""
     if _bare(hint) is str and type(value) in (int, float):
         quotes = "; put it in quotes" + ("" if hidden else f': "{_shown(value)}"')
-    return f"{given}: expected {expected(hint)}{quotes}"
+    below = limits.lt if limits and isinstance(value, int) else None
+    huge = f", and less than {below:,}" if below is not None and value >= below else ""
+    return f"{given}: expected {expected(hint)}{huge}{quotes}"
 
 
 def expected(hint: Any) -> str:

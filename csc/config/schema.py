@@ -31,8 +31,9 @@ __all__ = [
     "Unit",
 ]
 
-AtLeast0 = Annotated[int, Meta(ge=0)]
-AtLeast1 = Annotated[int, Meta(ge=1)]
+_HUGE = 1 << 31  # more would not fit into the numbers of a tensor
+AtLeast0 = Annotated[int, Meta(ge=0, lt=_HUGE)]
+AtLeast1 = Annotated[int, Meta(ge=1, lt=_HUGE)]
 NotNegative = Annotated[float, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0)]
 Unit = Annotated[float, Meta(ge=0, le=1)]
@@ -70,7 +71,7 @@ class Input(Settings, frozen=True):
         decode: whether a JPEG may be decoded at a smaller scale, which is faster, or in full.
     """
 
-    size: Annotated[int, Meta(ge=16)] = 224
+    size: Annotated[int, Meta(ge=16, lt=_HUGE)] = 224
     augment: bool = True
     decode: Literal["fast", "exact"] = "fast"
 
@@ -109,7 +110,7 @@ class Train(Settings, frozen=True):
     """
 
     epochs: AtLeast1 = 20
-    batch_size: Annotated[int, Meta(ge=2)] = 64
+    batch_size: Annotated[int, Meta(ge=2, lt=_HUGE)] = 64
     lr_base: Positive = 4e-5
     lr: Positive = 4e-5
     backbone_lr_scale: NotNegative = 1.0

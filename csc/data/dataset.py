@@ -10,7 +10,9 @@ which only asks for the classes starts at once.
 """
 
 import hashlib
+import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,9 +24,15 @@ from csc.storage import exists, is_remote, join, local_path, read_bytes, read_js
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["SPLITS", "Dataset"]
+__all__ = ["SPLITS", "Dataset", "card_digest"]
 
 SPLITS = ("train", "test")
+
+
+def card_digest(info: Mapping[str, Any]) -> str:
+    """The SHA-256 of what a card says, its digest aside, however it is laid out."""
+    facts = {key: value for key, value in info.items() if key != "digest"}
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 class Dataset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -38,6 +46,7 @@ class Dataset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: dict[str, Any]
     difficult_is_member: bool
     labels_sha256: str = ""  # of labels.parquet
+    digest: str = ""  # of all other facts in the card; none in older data sets
 
     @classmethod
     def open(cls, uri: str | Path) -> "Dataset":
@@ -52,6 +61,8 @@ class Dataset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         try:
             dataset = msgspec.convert({**info, "uri": uri}, cls)
             dataset._check()
+            if dataset.digest and dataset.digest != card_digest(info):
+                raise ValueError("its content is not what was written")
         except (KeyError, TypeError, ValueError) as error:
             raise BadData(f"{card}: wrong or missing key ({error}); ingest the data set again") from None
         return dataset

@@ -166,7 +166,7 @@ def confidences(models: Mapping[str, Metrics], width: float = WIDTH) -> str:
         left, top = 40 + number % across * (side + 36), 44 + number // across * tall
         if name:
             top += 30
-            marks.append(label(left - 30, top - 36, cut(name, round(side / 6.6)), "strong", tip=name))
+            marks.append(label(left - 30, top - 36, cut(name, round(side / 7.8)), "strong", tip=name))
         marks += _histogram(model, left, left + side - 50, top, top + 206, decades)
     return svg(width, tall * math.ceil(len(models) / across), "Confidences of the last model", marks)
 

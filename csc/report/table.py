@@ -10,6 +10,7 @@ from csc.report.text import printable
 
 __all__ = [
     "METRICS",
+    "WIDTH",
     "aligned",
     "averages",
     "comparison",

@@ -74,7 +74,8 @@ def atomic_output(uri: str) -> Iterator[Path]:
 def read_json(uri: str | os.PathLike[str]) -> Any:
     """Read JSON; an error names the file."""
     try:
-        return json.loads(read_bytes(uri).decode("utf-8"), object_pairs_hook=_each_key_once)
+        text = read_bytes(uri).decode("utf-8")
+        return json.loads(text, object_pairs_hook=_each_key_once, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise BadData(f"{uri}: not readable as JSON ({error})") from None
 
@@ -86,6 +87,10 @@ def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             raise ValueError(f"key {key!r} is given twice")
         found[key] = value
     return found
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is not a number")
 
 
 def read_bytes(uri: str | os.PathLike[str], limit: int | None = None) -> bytes:

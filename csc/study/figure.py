@@ -14,7 +14,7 @@ def draw_intervals(rows: Sequence[tuple[str, Interval]], width: float = WIDTH) -
     """Draw a line for each interval, with a dot at its mean, around the line of no difference."""
     narrow = width < 600  # names stand above their lines
     names = width if narrow else 0.42 * width
-    left, right, top, step = (16 if narrow else names + 12), width - 16, 12, 42 if narrow else 24
+    left, right, top, step = (24 if narrow else names + 24), width - 24, 12, 42 if narrow else 24
     bottom = top + step * len(rows)
     ends = [end for _, found in rows for end in (found.low, found.high, found.mean, 0.0) if end is not None]
     least, most = min(ends), max(ends)

@@ -134,8 +134,9 @@ def _multiplied(row: Row, grid: Mapping[str, Sequence[Any]]) -> Iterator[Row]:
 def _settings(content: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Read overrides, nested or with dotted keys; a key that is no setting is named."""
     known = _known_settings()
-    leaves = dict(flatten(content))
-    for key, value in leaves.items():
+    leaves = list(flatten(content))
+    names = [key for key, _ in leaves]
+    for key, value in leaves:
         if key in ("method", "seed"):
             raise BadConfig(f"{where}.{key}: not a setting here; the method stands in a row, seeds have their own list")
         if key not in known:
@@ -143,7 +144,8 @@ def _settings(content: Mapping[str, Any], where: str) -> dict[str, Any]:
             choices = below or sorted({name.partition(".")[0] for name in known})
             raise BadConfig(f"{where}.{key}: no such setting; choose one of {', '.join(choices)}")
         _check(isinstance(value, str | int | float), f"{where}.{key}", f"one word or number, found {value!r}")
-    return nested(leaves)
+        _check(names.count(key) == 1, f"{where}.{key}", "one value, found two")
+    return nested(dict(leaves))
 
 
 @cache

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from csc.errors import TrackingError
 from csc.tracking.calls import translate_errors
 from csc.tracking.server import connect, nothing_tracked, tracking_uri, without_secrets
 from csc.tracking.views import saved_views
@@ -21,6 +22,7 @@ __all__ = [
     "newest_runs",
     "progress_since",
     "reach",
+    "task_of",
     "with_tags",
     "with_views",
 ]
@@ -69,6 +71,14 @@ def with_tags(tags: Mapping[str, str]) -> str:
     "tags.`csc.role` = 'task' and tags.`csc.task` = '1'"
     """
     return " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
+
+
+def task_of(tags: Mapping[str, str]) -> int:
+    """The number of the task that a run or a version is of, as its tags say."""
+    number = tags.get("csc.task", "")
+    if not number.isdecimal():
+        raise TrackingError(f"MLflow has a run or version with the tag csc.task={number!r}; expected a task's number")
+    return int(number)
 
 
 def with_views() -> dict[str, str]:
@@ -186,5 +196,5 @@ def _task_progress(client: "MlflowClient", scenario: "Run") -> list[TaskProgress
         if "train/loss" in metrics and "mAP" not in metrics:
             newest = max(client.get_metric_history(run.info.run_id, "train/loss"), key=lambda point: point.step)
             epoch, changed = newest.step, max(changed, newest.timestamp)
-        tasks.append(TaskProgress(int(run.data.tags["csc.task"]), run.info.status, epoch, metrics, changed))
+        tasks.append(TaskProgress(task_of(run.data.tags), run.info.status, epoch, metrics, changed))
     return sorted(tasks, key=lambda task: task.task)

@@ -8,7 +8,7 @@ tried again adds none, and what is fetched is compared with it, so no damaged mo
 import contextlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from csc.artifacts import Registered, RegisteredTask
@@ -16,7 +16,7 @@ from csc.errors import BadModel
 from csc.model import fingerprint
 from csc.tracking.calls import find_or_create, translate_errors
 from csc.tracking.names import model_name
-from csc.tracking.queries import with_tags
+from csc.tracking.queries import task_of, with_tags
 from csc.tracking.runs import Tracker
 from csc.tracking.server import connect
 
@@ -76,8 +76,8 @@ def fetch_model(uri: str, folder: Path | None = None) -> Path:
         client = connect()
         import mlflow
 
-        expected = _recorded_fingerprint(client, uri)
-        local = Path(mlflow.artifacts.download_artifacts(uri, dst_path=str(folder) if folder else None))
+        source, expected = _recorded(client, uri)
+        local = Path(mlflow.artifacts.download_artifacts(source, dst_path=str(folder) if folder else None))
     model = local / "data" / "model"
     if not (model / "model.json").is_file():
         raise BadModel(f"{uri}: not a model of this project (no data/model/model.json in it)")
@@ -90,17 +90,30 @@ def fetch_model(uri: str, folder: Path | None = None) -> Path:
     return model
 
 
-def _recorded_fingerprint(client: "MlflowClient", uri: str) -> str:
-    """What `register` recorded of a model or version, or of the one that somebody made this version of."""
+def _recorded(client: "MlflowClient", uri: str) -> tuple[str, str]:
+    """Where the files of a model or version are, and the fingerprint that `register` recorded of them.
+
+    A version of a logged model is fetched as that, also if somebody else made the version: for a version MLflow would
+    read all versions of its name.
+    """
     from mlflow.store.artifact.utils.models import get_model_name_and_version
 
     named = get_model_name_and_version(client, uri)
     if len(named) == 1:  # the id of a logged model
-        return str(client.get_logged_model(*named).tags.get(FINGERPRINT, ""))
+        return uri, str(client.get_logged_model(*named).tags.get(FINGERPRINT, ""))
     version = client.get_model_version(*named)
-    if FINGERPRINT not in version.tags and str(version.source).startswith("models:/"):
-        return _recorded_fingerprint(client, version.source)
-    return str(version.tags.get(FINGERPRINT, ""))
+    if str(version.source).startswith("models:/"):
+        source, fingerprint = _recorded(client, version.source)
+        return source, str(version.tags.get(FINGERPRINT, fingerprint))
+    return uri, str(version.tags.get(FINGERPRINT, ""))
+
+
+def _registry(client: "MlflowClient") -> Any:
+    """The registry's own client, which `client` calls.
+
+    The methods of `client` first ask whether a model is a prompt, and MLflow reads all versions of the model to answer.
+    """
+    return client._get_registry_client()
 
 
 def log_model(tracker: Tracker, package: Path, digest: str) -> "LoggedModel":
@@ -125,8 +138,12 @@ def log_model(tracker: Tracker, package: Path, digest: str) -> "LoggedModel":
         params = {key: str(value) for key, value in card.settings().flat().items()}
         return client.create_logged_model(tracker.experiment_id, name, tracker.task_run.info.run_id, tags, params)
 
+    def keep_first(made: "LoggedModel", first: "LoggedModel") -> None:
+        if made.model_id != first.model_id:
+            client.delete_logged_model(made.model_id)
+
     with translate_errors():
-        model = find_or_create(find, create)
+        model = find_or_create(find, create, keep_first)
         # New, or left behind by a try that died while uploading, or damaged since on this machine.
         stored = _on_this_machine(model.artifact_location)
         if str(model.status) != "READY" or (stored is not None and _digest(stored) != digest):
@@ -169,7 +186,7 @@ def register_version(tracker: Tracker, model: "LoggedModel", digest: str, name: 
             client.set_model_version_tag(name, number, KEPT_BACK, kept_back)
         else:
             for alias in _aliases(card.task, card.tasks):
-                client.set_registered_model_alias(name, alias, number)
+                _registry(client).set_registered_model_alias(name, alias, number)
     runs = tracker.task_run.info.run_id, tracker.scenario_run_id
     return Registered(name, number, model.model_id, digest, *runs, location=model.artifact_location)
 
@@ -177,7 +194,7 @@ def register_version(tracker: Tracker, model: "LoggedModel", digest: str, name: 
 def describe_version(tracker: Tracker, registered: Registered, note: str) -> None:
     """Say on a version's page what it is."""
     with translate_errors():
-        tracker.client.update_model_version(registered.name, registered.version, note)
+        _registry(tracker.client).update_model_version(registered.name, registered.version, note)
 
 
 def _aliases(task: int, tasks: int) -> list[str]:
@@ -209,15 +226,19 @@ def _version(tracker: Tracker, name: str, model_id: str, digest: str) -> str:
         source, run_id = f"models:/{model_id}", tracker.task_run.info.run_id
         return str(client.create_model_version(name, source, run_id, tags, model_id=model_id).version)
 
+    def keep_first(made: str, first: str) -> None:
+        if made != first:
+            client.delete_model_version(name, made)
+
     try:
-        return find_or_create(find, create)
+        return find_or_create(find, create, keep_first)
     except MlflowException as error:
         # Users who are not the administrator are told that they may not, where there is nothing yet.
         if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "PERMISSION_DENIED"):
             raise
     with contextlib.suppress(MlflowException):  # another run may have created it by now; if not, the next line fails
         client.create_registered_model(name, tags={"csc.scenario": card.scenario, "csc.method": card.method})
-    return find_or_create(find, create)
+    return find_or_create(find, create, keep_first)
 
 
 @dataclass(frozen=True)
@@ -244,12 +265,13 @@ def point_aliases(name: str, key: str) -> LastVersion:
         versions = _versions_by_task(client, name, key)
         if not versions:
             return LastVersion()
-        before, moved = client.get_registered_model(name).aliases, []
+        # Found by a search, because a model that is asked for by its name comes with all its versions.
+        before, moved = client.search_registered_models(f"name = '{name}'", max_results=1)[0].aliases, []
         for task, version in versions.items():
             aliases = [] if KEPT_BACK in version.tags else _aliases(task, int(version.tags.get("csc.tasks", 0)))
             for alias in aliases:
                 if str(before.get(alias)) != str(version.version):
-                    client.set_registered_model_alias(name, alias, version.version)
+                    _registry(client).set_registered_model_alias(name, alias, version.version)
                     moved.append(f"{alias} is version {version.version} again (was {before.get(alias, 'none')})")
     # The loop leaves the last task's version and aliases.
     kept_back = version.tags.get(KEPT_BACK, "")
@@ -259,8 +281,8 @@ def point_aliases(name: str, key: str) -> LastVersion:
 def _versions_by_task(client: "MlflowClient", name: str, key: str, **tags: str) -> "dict[int, ModelVersion]":
     """The newest version of each task of a run, in their order."""
     found = client.search_model_versions(f"name = '{name}' and {with_tags({'csc.run_key': key, **tags})}")
-    found = sorted(found, key=lambda version: (int(version.tags["csc.task"]), int(version.version)))
-    return {int(version.tags["csc.task"]): version for version in found}
+    found = sorted(found, key=lambda version: (task_of(version.tags), int(version.version)))
+    return {task_of(version.tags): version for version in found}
 
 
 def keep_record(tracker: Tracker, record: RegisteredTask) -> None:

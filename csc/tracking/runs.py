@@ -16,6 +16,7 @@ they never meet the parameters that the plugin writes to its runs.
 """
 
 import contextlib
+import functools
 import getpass
 import os
 import subprocess
@@ -111,7 +112,8 @@ class Tracker:
             run = self._find(self._task)
             if run is None:
                 scenario = self._find_scenario_run()
-                run = find_or_create(lambda: self._find(self._task), lambda: self._create_task_run(scenario))
+                create = functools.partial(self._create_task_run, scenario)
+                run = find_or_create(lambda: self._find(self._task), create, self._keep_first)
             step = self.injected
             if step is not None and step.info.run_id != run.info.run_id and "csc.role" not in step.data.tags:
                 self._set_tags(step, {**self._task, "csc.role": "step", "csc.task_run": run.info.run_id})
@@ -154,6 +156,11 @@ class Tracker:
         found = self.client.search_runs([self.experiment_id], with_tags(tags), max_results=1, order_by=oldest)
         return next(iter(found), None)
 
+    def _keep_first(self, made: "Run", first: "Run") -> None:
+        """Delete a run of ours if there is one before it; those that KFP makes are its own."""
+        if made.info.run_id not in (first.info.run_id, os.environ.get("MLFLOW_RUN_ID")):
+            self.client.delete_run(made.info.run_id)
+
     def _reopen(self, run: "Run") -> None:
         """Mark a run that an earlier try has closed as running."""
         if run.info.status != "RUNNING":
@@ -171,7 +178,7 @@ class Tracker:
             tags = {**self._facts(), **own, **above, **_source(), "csc.settings": ", ".join(changed)}
             return self.client.create_run(self.experiment_id, tags=tags, run_name=name)
 
-        run = find_or_create(lambda: self._find(own), create)
+        run = find_or_create(lambda: self._find(own), create, self._keep_first)
         self._log_params(run, {**card.settings().flat(), "scenario": card.scenario, "code_version": card.code_version})
         self._reopen(run)
         return str(run.info.run_id)

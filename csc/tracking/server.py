@@ -54,6 +54,7 @@ def without_secrets(text: str) -> str:
 def quiet() -> None:
     """Keep MLflow from sending telemetry and from drawing progress bars into logs; it reads this when imported."""
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # it reports every table that it makes
+    logging.getLogger("mlflow.exceptions").setLevel(logging.ERROR)  # it repeats what servers say, as they say it
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")

@@ -16,7 +16,7 @@ from csc.errors import CscError, TrackingError
 from csc.scenario import Scenario
 from csc.tracking.calls import translate_errors
 from csc.tracking.names import changed_settings
-from csc.tracking.queries import with_tags
+from csc.tracking.queries import task_of, with_tags
 from csc.tracking.registry import read_record
 from csc.tracking.server import connect
 
@@ -69,13 +69,16 @@ def find_run(words: str = "") -> TrackedRun:
         client = connect()
         run = _run_of_model(client, words) if words.startswith("models:/") else _run(client, words)
         if run is None:
+            named = f"run '{words}'" if words else "run"
             raise TrackingError(
-                f"no run '{words}' in the tracking store; give the id or the name of a run, a scenario, or models:/NAME"
+                f"no {named} in the tracking store; give the id or the name of a run, a scenario, or models:/NAME"
             )
         return _tracked(client, run)
 
 
 def _tracked(client: "MlflowClient", run: "Run") -> TrackedRun:
+    if missing := {"csc.run_key", "csc.scenario", "csc.method"} - run.data.tags.keys():
+        raise TrackingError(f"run {run.info.run_id}: no tag {min(missing)}; not a run of this project, or changed")
     done = _finished_tasks(client, run.data.tags["csc.run_key"])
     record = read_record(done[max(done)].info.run_id) if done else None
     settings = {key: value for key, value in run.data.params.items() if key not in ("scenario", "code_version")}
@@ -108,7 +111,8 @@ def max_entropy_pair(run_id: str) -> dict[str, Results]:
             if len(pair) == 2 and 0 in pair and _but_beta(own) == _but_beta(other):
                 names = {0.0: "without max-entropy", max(pair): f"with max-entropy, β = {max(pair):g}"}
                 records = {name: _tracked(client, pair[beta]).record for beta, name in names.items()}
-                return {name: record.run for name, record in records.items() if record is not None}
+                found = {name: record.run for name, record in records.items() if record is not None}
+                return found if len(found) == 2 else {}
     return {}
 
 
@@ -125,7 +129,7 @@ def finished_tasks(key: str) -> dict[int, float]:
 def _finished_tasks(client: "MlflowClient", key: str) -> "dict[int, Run]":
     query = f"{with_tags({'csc.role': 'task', 'csc.run_key': key})} and attributes.status = 'FINISHED'"
     found = client.search_runs(_experiments(client), query)
-    return {int(run.data.tags["csc.task"]): run for run in found if "mAP" in run.data.metrics}
+    return {task_of(run.data.tags): run for run in found if "mAP" in run.data.metrics}
 
 
 def _run(client: "MlflowClient", words: str) -> "Run | None":

@@ -97,7 +97,7 @@ def _card(name: str, kind: str, section: str) -> dict[str, Any]:
 
 def _images(figure: str) -> dict[str, Any]:
     """A grid of one figure of all runs."""
-    return {**_card(figure, "IMAGE", "csc-figures"), "imageKeys": [figure], "step": 0}
+    return {**_card(figure, "IMAGE", "csc-figures"), "imageKeys": [figure], "step": 0, "showRunParams": False}
 
 
 def _curve(metric: str) -> dict[str, Any]:

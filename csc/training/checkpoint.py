@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from csc.errors import BadModel
+from csc.errors import BadData, BadModel
 from csc.model import save_tensors
 from csc.storage import atomic_file
 from csc.training.optimiser import laid_out_like
@@ -83,8 +83,19 @@ class Checkpoint:
             facts, tensors = self._read()
         except FileNotFoundError:
             return Position()
-        if facts["key"] != self.key:
+        if facts.get("key") != self.key:
             return Position()
+        try:
+            return self._take_over(facts, tensors)
+        except torch.OutOfMemoryError:
+            raise
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            # Some of it may be in place by now, so that nobody may begin again with it.
+            reason = " ".join(f"{type(error).__name__} {error}".split())[:300]
+            raise BadData(f"{self.path}: a checkpoint of something else ({reason}); remove it to begin again") from None
+
+    def _take_over(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> Position:
+        """Put the state of a file in place."""
         self.network.load_state_dict(_below(tensors, "network."))
         self._restore_optimizer(_below(tensors, "optimizer."), facts["groups"])
         if self.scheduler:
@@ -111,7 +122,10 @@ class Checkpoint:
         text = header.get("csc", "")
         if header.get("sha256") != _digest(text, tensors):
             raise BadModel(f"{self.path}: damaged checkpoint (its digest is another)")
-        facts: dict[str, Any] = json.loads(text)
+        try:
+            facts: dict[str, Any] = dict(json.loads(text))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise BadModel(f"{self.path}: damaged checkpoint ({error})") from None
         return facts, tensors
 
     def _restore_optimizer(self, moments: dict[str, Tensor], groups: list[dict[str, Any]]) -> None:

@@ -71,7 +71,7 @@ def scenarios_of(view: RunView) -> list[tuple[str, Config]]:
         asked = [(name, str(arguments.get("config") or "{}"))]
     found = []
     for name, settings in asked:
-        with contextlib.suppress(CscError, ValueError, TypeError):
+        with contextlib.suppress(CscError, ValueError, TypeError, AttributeError, RecursionError):
             scenario = Scenario.parse(name)
             given = json.loads(settings)
             own = {key: given[key] for key in ("method", "seed") if key in given}

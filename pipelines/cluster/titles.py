@@ -79,13 +79,13 @@ def _turn(loop: Task, index: int) -> str:
     try:
         settings = json.loads(_items(loop)[index])
         return f"{settings['method']} seed {settings['seed']}"
-    except (ValueError, KeyError, TypeError, IndexError):
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError):
         return f"run {index + 1}"
 
 
 def _items(loop: Task) -> list[str]:
     try:
         items = json.loads(loop["parameterIterator"]["items"]["raw"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return []
     return [str(item) for item in items] if isinstance(items, list) else []

@@ -127,7 +127,7 @@ def _content(lock: TextIO) -> dict[str, str]:
     lock.seek(0)
     try:
         content = json.loads(lock.read())
-    except ValueError:  # empty, or killed while it wrote this
+    except (ValueError, RecursionError):  # empty, or killed while it wrote this
         return {}
     return content if isinstance(content, dict) and content.keys() >= {"scenario", "data", "config"} else {}
 

@@ -3,6 +3,7 @@
 After a deliberate change of a message: REWRITE_BAD_INPUT=1 python -m pytest tests/bad_input, then read the diff.
 """
 
+import json
 import os
 import shutil
 import struct
@@ -13,7 +14,9 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 import yaml
+from _pytest.mark import ParameterSet
 from PIL import Image
 
 from tests.builders import edit_json
@@ -26,6 +29,13 @@ def recipes(name: str) -> list[dict[str, Any]]:
     """The recipes of a file."""
     file = Path(__file__).with_name(f"{name}.yaml")
     return _RECIPES.setdefault(file, yaml.safe_load(file.read_text()))
+
+
+def parameters(content: list[dict[str, Any]]) -> list[ParameterSet]:
+    """Recipes as the parameters of a test; some import what takes seconds."""
+    slow = {recipe["name"]: [pytest.mark.slow] if recipe.get("slow") else [] for recipe in content}
+    assert len(slow) == len(content), "two recipes of one name"
+    return [pytest.param(recipe, marks=slow[recipe["name"]], id=recipe["name"]) for recipe in content]
 
 
 def check_line(recipe: dict[str, Any], line: str) -> None:
@@ -188,10 +198,32 @@ def parquet_plain(root: Path, name: str) -> None:
     pq.write_table(pq.read_table(root / name).replace_schema_metadata(None), root / name)
 
 
+def header(root: Path, name: str, keys: list[Any], value: Any) -> None:
+    """Set a value in the header of a safetensors file; its tensors stay."""
+    content = (root / name).read_bytes()
+    end = 8 + struct.unpack("<Q", content[:8])[0]
+    head = json.loads(content[8:end])
+    _parent(head, keys)[keys[-1]] = value
+    text = json.dumps(head).encode()
+    (root / name).write_bytes(struct.pack("<Q", len(text)) + text + content[end:])
+
+
+def length(root: Path, name: str, size: int) -> None:
+    """Let a safetensors file say that its header has so many bytes."""
+    (root / name).write_bytes(struct.pack("<Q", size) + (root / name).read_bytes()[8:])
+
+
+def metadata(root: Path, name: str, text: str | int) -> None:
+    """Set what the metadata of a Parquet file say of its rows; a number stands for so many brackets."""
+    content = text if isinstance(text, str) else "[" * text
+    pq.write_table(pq.read_table(root / name).replace_schema_metadata({"csc": content}), root / name)
+
+
 VERBS: dict[str, Callable[..., None]] = {
     **{made.__name__: made for made in (write, nested, cut, flip, remove, copy, move, link, fifo, sparse, enlarge)},
     **{made.__name__: made for made in (raw_set, drop, bomb, laughs, odd_name, odd_file)},
     **{made.__name__: made for made in (parquet, parquet_text, parquet_drop, parquet_plain)},
+    **{made.__name__: made for made in (header, length, metadata)},
     "bytes": as_bytes,
     "set": change,
     "picture": painted,

@@ -21,7 +21,7 @@ from csc.data.shards import ImageShards
 from csc.data.views import read_view, train_view, write_view
 from csc.errors import CscError
 from csc.scenario import Scenario
-from tests.bad_input.recipes import VERBS, check_line, follow, recipes
+from tests.bad_input.recipes import VERBS, check_line, follow, parameters, recipes
 from tests.builders import make_coco, make_voc, picture, zipped
 
 RECIPES = recipes("data")
@@ -119,9 +119,10 @@ def dataset(folder: Path) -> Given:
 
 
 def unsigned(folder: Path) -> Given:
-    """A data set of before its labels had a digest."""
+    """A data set of before its labels and its card had digests."""
     made, _ = dataset(folder)
     VERBS["drop"](made, "dataset.json", ["labels_sha256"])
+    VERBS["drop"](made, "dataset.json", ["digest"])
     return made, lambda: Dataset.open(made).labels()
 
 
@@ -161,11 +162,10 @@ def line_of(recipe: dict[str, Any], folder: Path) -> str:
     return str(caught.value).replace(str(folder / "raw"), "{raw}").replace(str(folder), "{folder}")
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe["name"])
+@pytest.mark.parametrize("recipe", parameters(RECIPES))
 def test_bad_data_gives_the_one_line_of_its_recipe(recipe: dict[str, Any], tmp_path: Path):
     check_line(recipe, line_of(recipe, tmp_path))
 
 
 def test_there_are_recipes_of_every_kind():
     assert {recipe["given"] for recipe in RECIPES} == set(GIVEN)
-    assert len({recipe["name"] for recipe in RECIPES}) == len(RECIPES)

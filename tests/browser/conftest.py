@@ -65,7 +65,7 @@ def keep_screenshot(page: Any, name: str) -> None:
 
 
 def too_wide(page: Any) -> list[str]:
-    """What of a page is cut off at its sides, or has to be scrolled sideways."""
+    """What of a page is cut off at its sides or by a figure's frame, or has to be scrolled sideways."""
     beyond = """() => {
         const wide = document.documentElement.scrollWidth > innerWidth ? ["the page"] : [];
         for (const element of document.querySelectorAll("main *")) {
@@ -75,6 +75,10 @@ def too_wide(page: Any) -> list[str]:
             const cut = !above && box.width > 0 && (box.right > innerWidth + 0.5 || box.left < -0.5);
             const scrolls = element.matches(".wide, figure") && element.scrollWidth > element.clientWidth + 1;
             if (cut || scrolls) wide.push(element.outerHTML.slice(0, 120));
+        }
+        for (const text of document.querySelectorAll("svg text")) {
+            const box = text.getBoundingClientRect(), frame = text.ownerSVGElement.getBoundingClientRect();
+            if (box.right > frame.right + 1 || box.left < frame.left - 1) wide.push(text.outerHTML.slice(0, 120));
         }
         return wide;
     }"""

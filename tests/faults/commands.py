@@ -87,6 +87,8 @@ class Place:
             if running.wait_for(moment):
                 time.sleep(rng.uniform(0, moment.within))
                 running.step = running.at_work
+                if not moment.file:  # which may be there for milliseconds
+                    running.look_around()
                 if running.process.poll() is None:
                     act(running)
             running.wait()
@@ -109,10 +111,11 @@ class Running:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._look_around()
-        for pid in [*self.family, self.process.pid]:
-            _send(pid, signal.SIGKILL)
-        self.process.wait()
+        if self.process.poll() is None:
+            self.look_around()
+            for pid in [*self.family, self.process.pid]:
+                _send(pid, signal.SIGKILL)
+            self.process.wait()
 
     def _read(self) -> None:
         for line in self.process.stdout or ():
@@ -141,8 +144,8 @@ class Running:
         """Whether a moment comes before the command ends."""
         until, looked = time.monotonic() + LONGEST, 0.0
         while time.monotonic() < until:
-            if time.monotonic() - looked > 0.3:  # a file may be there for milliseconds: no time to look around then
-                self._look_around()
+            if time.monotonic() - looked > 0.3:
+                self.look_around()
                 looked = time.monotonic()
             if moment.seen(list(self.lines), self.work):
                 return True
@@ -165,7 +168,8 @@ class Running:
         self._reader.join(5)
         return code
 
-    def _look_around(self) -> None:
+    def look_around(self) -> None:
+        """Find all processes that the command has started."""
         children: dict[int, list[int]] = {}
         for pid, parent in _parents().items():
             children.setdefault(parent, []).append(pid)
@@ -188,7 +192,6 @@ class Running:
 
     def terminate(self) -> None:
         """SIGTERM to the command, as a shell or a service manager sends it."""
-        self._look_around()
         _send(self.process.pid, signal.SIGTERM)
         self.sent = True
 

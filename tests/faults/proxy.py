@@ -108,6 +108,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self._forward(body, len(body) // 2)
         self.close_connection = True
 
+    def _loses(self) -> None:
+        """Have the request done, and tell nobody."""
+        self._forward(self._body()).read()
+        self.close_connection = True
+
     def _fails(self) -> None:
         """Answer that there is too much to do."""
         self._body()
@@ -127,7 +132,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-MODES = ("refuses", "hangs", "cuts", "fails")
+MODES = ("refuses", "hangs", "cuts", "loses", "fails")
 
 
 @contextlib.contextmanager

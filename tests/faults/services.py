@@ -1,5 +1,6 @@
 """Servers that refuse, hang, cut off uploads, answer with errors, and come back; and two runs that share one."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
@@ -18,7 +19,13 @@ if TYPE_CHECKING:
     from tests.mlflow_server import Servers
 
 # As a profile sets it for a cluster, with shorter pauses.
-PATIENCE = {"CSC_RETRY_TIMES": "5", "CSC_RETRY_WAIT": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "4"}
+PATIENCE = {
+    "CSC_RETRY_TIMES": "5",
+    "CSC_RETRY_WAIT": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "4",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "0",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_JITTER": "0",
+}
 
 
 def disturb_services(lab: Lab, rng: Random) -> None:
@@ -49,7 +56,10 @@ def two_runs(lab: Lab, rng: Random) -> None:
             on_servers(lab, servers, lab.folder / f"{kind} {index}", number, {}) for index, number in enumerate(numbers)
         ]
         with ThreadPoolExecutor(2) as pool:
-            list(pool.map(lambda place: place.finish(tries=3), places))
+            first = pool.submit(places[0].finish, tries=3)
+            time.sleep(rng.uniform(0, 3))
+            for running in (pool.submit(places[1].finish, tries=3), first):
+                running.result()
         lab.tried(f"two runs at once, {kind}")
         if kind == "different":  # only one of them can have the aliases, whoever was last
             final = [judged(place, {**undisturbed, "aliases": None}) for place in places]
@@ -74,11 +84,14 @@ def on_servers_undisturbed(lab: Lab, servers: "Servers") -> dict[str, Any]:
 
 
 def on_servers(lab: Lab, servers: "Servers", folder: Path, number: int, through: dict[str, str]) -> Place:
-    """A run with nothing of value on this machine. The number makes it a run of its own, with the same results."""
+    """A run with nothing of value on this machine. The number makes it a run of its own, with the same results.
+
+    It is a limit of the gradient that none ever comes to.
+    """
     variables = {**servers.store.environment(), **PATIENCE, "MLFLOW_TRACKING_URI": servers.tracking.uri}
     variables |= {"CSC_CACHE": str(folder / "cache"), **through}
     words = ("run", SCENARIO, "--data", _data(lab, servers), "--workdir", folder / "work")
-    return Place(folder, words, (*SMALL, f"register.max_drop={1000 + number}"), variables, forked=bool(through))
+    return Place(folder, words, (*SMALL, f"train.clip={1_000_000 + number}"), variables, forked=bool(through))
 
 
 def _data(lab: Lab, servers: "Servers") -> str:

@@ -1,16 +1,11 @@
-"""Parsers of foreign files, given mutated ones: a result or one line, never a traceback, soon, in little memory.
+"""Parsers of foreign data, given files that somebody changed: a value, or one line, and never anything else.
 
-`make fuzz` runs this with more examples and a limit on memory. `seeds/` has the files that mutations start from: small
-valid ones, and such that once led to a traceback. FUZZ_EXAMPLES says how many mutations of each parser are tried.
+`make fuzz` runs this with more examples and a limit on memory.
 """
 
-import os
-from collections.abc import Callable
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from csc.data.dataset import Dataset
 from csc.data.ingest.classes import in_order, read_class_order
@@ -21,50 +16,9 @@ from csc.data.ingest.source import Source
 from csc.data.ingest.voc import ingest_voc
 from csc.data.shards import read_index
 from csc.data.views import read_view
-from csc.errors import CscError
+from tests.fuzz.mutations import SEEDS, attempt, fuzz
 
 pytestmark = pytest.mark.slow
-
-SEEDS = Path(__file__).parent / "seeds"
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "60"))
-TOKENS = [b"null", b"-1", b"1e999", b"[]", b"\\ud800", b"\x00", b"\xff", b"[" * 2000, b"9" * 40, b"<", b"&", b'"', b","]
-
-
-@st.composite
-def mutated(draw: st.DrawFn, kind: str) -> bytes:
-    """A seed in which a few bytes were changed, cut out, doubled or replaced by something that parsers dislike."""
-    content = bytearray(draw(st.sampled_from(sorted(SEEDS.glob(kind)))).read_bytes())
-    for _ in range(draw(st.integers(0, 6))):
-        place = draw(st.integers(0, max(0, len(content) - 1)))
-        length = draw(st.integers(1, 40))
-        change = draw(st.sampled_from(["byte", "cut", "double", "token"]))
-        if change == "byte" and content:
-            content[place] = draw(st.integers(0, 255))
-        elif change == "cut":
-            del content[place : place + length]
-        elif change == "double":
-            content[place:place] = content[place : place + length]
-        else:
-            content[place:place] = draw(st.sampled_from(TOKENS))
-    return bytes(content)
-
-
-def fuzz(kind: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Run a test with mutations of the seeds of one kind."""
-    limits = settings(
-        max_examples=EXAMPLES, deadline=5000, suppress_health_check=list(HealthCheck), database=None, derandomize=True
-    )
-    return lambda test: limits(given(content=mutated(kind))(test))
-
-
-def attempt(action: Callable[[], object]) -> None:
-    """A refusal must be one line."""
-    message = ""
-    try:
-        action()
-    except CscError as error:
-        message = str(error)
-    assert len(message.splitlines()) <= 1
 
 
 @fuzz("*.json")
@@ -150,10 +104,3 @@ def test_views(content: bytes, tmp_path_factory: pytest.TempPathFactory):
     file = tmp_path_factory.mktemp("view") / "view.parquet"
     file.write_bytes(content)
     attempt(lambda: read_view(file))
-
-
-def test_every_seed_is_used_by_a_parser():
-    kinds = ("*.json", "*.xml", "*.txt", "*.csv", "[0-9].*", "*.zip", "*.parquet")
-    used = {file for kind in kinds for file in SEEDS.glob(kind)}
-    assert used == set(SEEDS.iterdir())
-    assert all(list(SEEDS.glob(kind)) for kind in kinds)

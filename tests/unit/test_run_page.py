@@ -150,6 +150,12 @@ def test_over_confidence_is_said_with_an_example(made: Reported):
     assert "Confidence can be trusted: the ECE is 0.0 % or less." in told
 
 
+def test_a_cf1_of_nothing_is_explained_without_evidence_too(made: Reported):
+    nothing = msgspec.structs.replace(made.run.last.metrics, CF1=0.0, OF1=0.0)
+    run = msgspec.structs.replace(made.run, tasks=(msgspec.structs.replace(made.run.last, metrics=nothing),))
+    assert "Nothing is predicted correctly above 0.5: CF1 and OF1 are 0." in said(run)
+
+
 def test_the_paper_is_compared_in_points():
     run = make_run("voc-b0c4", "csc")
     apart = run.last.metrics.mAP - 85.1

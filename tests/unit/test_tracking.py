@@ -110,6 +110,7 @@ def test_a_try_that_died_at_any_call_is_completed_by_the_next(
     call: str, client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     from mlflow.tracking import MlflowClient
+    from mlflow.tracking._model_registry.client import ModelRegistryClient
 
     def die(*_: object, **__: object) -> None:
         raise OSError("No space left on device")
@@ -117,7 +118,8 @@ def test_a_try_that_died_at_any_call_is_completed_by_the_next(
     undisturbed, task = trained(tmp_path, 1, seed=1), trained(tmp_path, 1)
     undisturbed.register()
     with monkeypatch.context() as broken:
-        broken.setattr(MlflowClient, call, die)
+        for kind in (MlflowClient, ModelRegistryClient):
+            broken.setattr(kind, call, die, raising=False)
         assert "says: No space left on device" in refusal(task.register)
     assert not task.registered.exists()
     task.register()
@@ -225,6 +227,24 @@ def test_what_is_made_is_made_once_whatever_becomes_of_the_answers(
     assert thing.made == 1
     assert os.environ[calls.RETRIES] == "5"
     assert calls.find_or_create(thing.find, thing.make) == "found"
+
+
+def test_of_what_two_runs_create_at_once_the_first_stays(client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def blind(find: Callable[[], Any], create: Callable[[], Any], settle: Any = None) -> Any:
+        """Look only after creating, as when somebody else creates it in between."""
+        looks = iter([lambda: None]) if settle else iter(())
+        return calls.find_or_create(lambda: next(looks, find)(), create, settle)
+
+    one = trained(tmp_path / "here", 1)
+    one.train()
+    one.register()
+    expected = Tracked(client, one.card).count()
+    for module in ("runs", "registry"):
+        monkeypatch.setattr(f"csc.tracking.{module}.find_or_create", blind)
+    other = trained(tmp_path / "there", 1)
+    other.train()
+    assert other.register()["model"]["version"] == "1"
+    assert Tracked(client, one.card).count() == expected
 
 
 def test_making_something_is_not_tried_for_ever(monkeypatch: pytest.MonkeyPatch):

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from csc.data.columns import LABELS
-from csc.data.dataset import SPLITS, Dataset
+from csc.data.dataset import SPLITS, Dataset, card_digest
 from csc.data.ingest.classes import check_class_names, in_order
 from csc.data.ingest.images import Images, Listed, SourceImages
 from csc.data.ingest.output import refuse_foreign, resume
@@ -226,7 +226,7 @@ class _Plan:
             "difficult_is_member": self.difficult_is_member,
             "labels_sha256": sha256_file(labels),
         }
-        write_json(folder / "dataset.json", info)
+        write_json(folder / "dataset.json", info | {"digest": card_digest(info)})
 
 
 def _hash(facts: Sequence[Any]) -> str:
