@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test quick test-docker bench screenshots lint format fuzz golden lock hashes wheelhouse images push sbom \
+.PHONY: help setup run test quick test-faults test-docker bench screenshots lint format fuzz golden lock hashes wheelhouse images push sbom \
 	licences audit clean
 
 help:  ## list the commands
@@ -29,6 +29,9 @@ test: lint $(STAMP)  ## lint, type-check and run all tests
 
 quick: lint $(STAMP)  ## lint, type-check and run the tests that take seconds
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow"
+
+test-faults: $(STAMP)  ## kills, full disks, flipped bits, bad servers (25 minutes; FAULT=name SEED=n repeats one)
+	FAULTS=all FAULT=$(FAULT) SEED=$(SEED) PHASE=$(PHASE) $(BIN)/python -m pytest -n 2 --dist loadgroup tests/faults
 
 test-docker: $(STAMP)  ## build the images and run their tests (minutes, 18 GB of disk; needs Docker, or root on Debian)
 	$(BIN)/python -m pytest -m docker tests/docker

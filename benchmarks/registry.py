@@ -54,15 +54,15 @@ def _versions(root: Path) -> list[Result]:
 
 def _timed(root: Path, dataset: Dataset, seed: int) -> dict[str, float]:
     from csc.tracking.registry import find_record, point_aliases
-    from csc.tracking.story import find_story
+    from csc.tracking.tracked_run import find_run
 
     seconds = {"register a task": run_steps(root, SCENARIO, dataset, seed)["register"] / 2}
     key = ""
 
     def show() -> None:
         nonlocal key
-        story = find_story(f"{SCENARIO}-csc")
-        key = story.config.run_key(SCENARIO, dataset.fingerprint, "bench")
+        found = find_run(f"{SCENARIO}-csc")
+        key = found.config.run_key(SCENARIO, dataset.fingerprint, "bench")
 
     calls: dict[str, Callable[[], object]] = {
         "csc show": show,

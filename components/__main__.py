@@ -20,7 +20,7 @@ def source_of(name: str) -> str:
     tree = ast.parse(Path(__file__).with_name(name).joinpath("component.py").read_text(encoding="utf-8"))
     (function,) = (part for part in tree.body if isinstance(part, ast.FunctionDef))
     function.decorator_list.clear()
-    return f"from kfp import dsl\n\n{ast.unparse(function)}\n"
+    return f"from typing import NamedTuple\n\nfrom kfp import dsl\n\n{ast.unparse(function)}\n"
 
 
 def main() -> None:

@@ -7,10 +7,11 @@
     Training         training.json, in the model   train                  register
     Scores           scores.parquet                evaluate               evaluate
     Metrics          metrics.json                  evaluate               register
+    Evidence         evidence.parquet              evaluate               report
     RegisteredTask   registered.json               register, prior        train, evaluate, register, report
 
-Task views (`csc.data.views`) and the model folder (`csc.model`) have modules of their own. What does not follow its
-contract is refused in one line that names the file and the key.
+Task views (`csc.data.views`), evidence (`csc.data.evidence`) and the model folder (`csc.model`) have modules of their
+own. What does not follow its contract is refused in one line that names the file and the key.
 """
 
 import json

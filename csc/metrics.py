@@ -8,13 +8,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from csc.errors import BadData
 
 __all__ = [
     "average_precision",
+    "calibration_error",
     "calibration_errors",
+    "confidence_bins",
     "confidence_histogram",
     "entropy",
     "evaluate",
@@ -22,12 +24,15 @@ __all__ = [
     "false_positive_rate",
     "forgetting",
     "precision_recall_f1",
+    "rates",
+    "roc_curve",
     "scaled",
     "summary",
 ]
 
 Scores = NDArray[np.floating[Any]]
 Targets = NDArray[np.bool_]
+Counts = NDArray[np.intp]
 
 _ENTROPY_EPSILON = 1e-5  # inside the logarithm, as in the loss
 
@@ -67,15 +72,23 @@ def precision_recall_f1(scores: Scores, targets: Targets, threshold: float | Sco
         {'CP': 0.25, 'CR': 0.5, 'CF1': 0.33, 'OP': 0.33, 'OR': 0.5, 'OF1': 0.4}
     """
     predicted = scores > threshold
-    true = np.count_nonzero(predicted & targets, axis=0)  # (classes,)
-    called, actual = np.count_nonzero(predicted, axis=0), np.count_nonzero(targets, axis=0)
+    found, called, present = (np.count_nonzero(kind, axis=0) for kind in (predicted & targets, predicted, targets))
+    return rates(found, called, present)
+
+
+def rates(found: Counts, predicted: Counts, present: Counts) -> dict[str, float]:
+    """Return what `precision_recall_f1` does, from the labels of each class: predicted, present, and both (`found`).
+
+    >>> rates(np.array([1, 0]), np.array([2, 1]), np.array([1, 1]))["CP"]
+    0.25
+    """
     return {
-        "CP": float(np.mean(_ratio(true, called))),
-        "CR": float(np.mean(_ratio(true, actual))),
-        "CF1": float(np.mean(_ratio(2 * true, called + actual))),
-        "OP": float(_ratio(true.sum(), called.sum())),
-        "OR": float(_ratio(true.sum(), actual.sum())),
-        "OF1": float(_ratio(2 * true.sum(), called.sum() + actual.sum())),
+        "CP": float(np.mean(_ratio(found, predicted))),
+        "CR": float(np.mean(_ratio(found, present))),
+        "CF1": float(np.mean(_ratio(2 * found, predicted + present))),
+        "OP": float(_ratio(found.sum(), predicted.sum())),
+        "OR": float(_ratio(found.sum(), present.sum())),
+        "OF1": float(_ratio(2 * found.sum(), predicted.sum() + present.sum())),
     }
 
 
@@ -94,6 +107,26 @@ def false_positive_rate(scores: Scores, targets: Targets, threshold: float = 0.8
     """
     absent = ~targets
     return float(_ratio(np.count_nonzero((scores > threshold) & absent), np.count_nonzero(absent)))
+
+
+def roc_curve(scores: Scores, targets: Targets, points: int = 100) -> tuple[NDArray[np.floating[Any]], ...]:
+    """Return false and true positive rates over all (image, class) pairs, and the thresholds they belong to.
+
+    A pair counts from the threshold on. The thresholds fall from 1 to 0, and part the present labels evenly, so that
+    the curve is as fine for scores that are all small. Without present or without absent labels there is no curve.
+
+    Examples:
+        >>> fpr, tpr, _ = roc_curve(np.array([[0.9, 0.6], [0.7, 0.1]]), np.array([[True, False], [True, False]]), 2)
+        >>> fpr.tolist(), tpr.tolist()
+        ([0.0, 0.0, 0.0, 1.0], [0.0, 0.5, 1.0, 1.0])
+    """
+    present, absent = np.sort(scores[targets]), np.sort(scores[~targets])
+    if not (present.size and absent.size):
+        return np.empty(0), np.empty(0), np.empty(0)
+    chosen = present[np.linspace(0, present.size - 1, points).astype(int)]
+    thresholds = np.unique(np.concatenate([[0, 1], chosen]))[::-1]
+    fpr, tpr = (1 - np.searchsorted(part, thresholds) / part.size for part in (absent, present))
+    return fpr, tpr, thresholds
 
 
 def entropy(scores: Scores) -> float:
@@ -120,10 +153,31 @@ def expected_calibration_error(scores: Scores, targets: Targets, bins: int = 15,
         >>> round(expected_calibration_error(np.array([[0.9], [0.9], [0.2]]), np.array([[True], [False], [False]])), 4)
         0.3333
     """
-    index = _bins(scores, bins, adaptive=adaptive)
-    confidence = np.bincount(index, weights=scores.ravel(), minlength=bins)
-    positives = np.bincount(index[targets.ravel()], minlength=bins)
-    return float(np.abs(confidence - positives).sum() / scores.size)  # the size of a bin cancels
+    return calibration_error(*confidence_bins(scores, targets, bins, adaptive=adaptive))
+
+
+def calibration_error(count: ArrayLike, confidence: ArrayLike, present: ArrayLike) -> float:
+    """Return the expected calibration error of `confidence_bins`; the size of a bin cancels with its weight.
+
+    >>> round(calibration_error([1, 2], [0.2, 1.8], [0, 1]), 4)
+    0.3333
+    """
+    return float(np.abs(np.asarray(confidence) - np.asarray(present)).sum() / np.maximum(np.sum(count), 1))
+
+
+def confidence_bins(
+    scores: Scores, targets: Targets, bins: int = 15, *, adaptive: bool = False
+) -> tuple[Counts, NDArray[np.float64], Counts]:
+    """Return of each bin of confidence how many labels it has, the sum of their confidences, how many are present.
+
+    A bin holds its lower edge, the last one also 1. See `expected_calibration_error` for `adaptive`.
+    """
+    parts = np.arange(1, bins) / bins  # edges are in the precision of the scores
+    edges = np.quantile(scores, parts, method="higher") if adaptive else parts.astype(scores.dtype)
+    index = np.searchsorted(edges, scores.ravel(), side="right")
+    confidence = np.bincount(index, weights=scores.ravel(), minlength=bins).astype(np.float64)
+    present = np.bincount(index[targets.ravel()], minlength=bins)
+    return np.bincount(index, minlength=bins), confidence, present
 
 
 def calibration_errors(scores: Scores, targets: Targets, old: int, temperature: float = 1.0) -> dict[str, float]:
@@ -158,20 +212,15 @@ def scaled(scores: Scores, temperature: float) -> Scores:
     return confidences
 
 
-def confidence_histogram(
-    scores: Scores, targets: Targets, bins: int = 10
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def confidence_histogram(scores: Scores, targets: Targets, bins: int = 10) -> tuple[Counts, Counts]:
     """Count the present and the absent labels in each of `bins` equal intervals of confidence.
-
-    An interval holds its lower edge, the last one also 1.
 
     Examples:
         >>> confidence_histogram(np.array([[0.1, 0.6], [0.9, 1.0]]), np.array([[False, False], [True, True]]), bins=2)
         (array([0, 2]), array([1, 1]))
     """
-    index = _bins(scores, bins)
-    positives = np.bincount(index[targets.ravel()], minlength=bins)
-    return positives, np.bincount(index, minlength=bins) - positives
+    count, _, present = confidence_bins(scores, targets, bins)
+    return present, count - present
 
 
 def forgetting(best_ap: Mapping[str, float], ap: Mapping[str, float]) -> float:
@@ -271,13 +320,6 @@ def summary(history: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 def _ratio(part: Any, whole: Any) -> NDArray[np.float64]:
     """Divide counts; 0 where there is nothing to divide by."""
     return np.asarray(part / np.maximum(whole, 1), dtype=np.float64)
-
-
-def _bins(scores: Scores, bins: int, *, adaptive: bool = False) -> NDArray[np.intp]:
-    """The interval that each (image, class) pair falls into, in a row; edges are in the precision of the scores."""
-    parts = np.arange(1, bins) / bins
-    edges = np.quantile(scores, parts, method="higher") if adaptive else parts.astype(scores.dtype)
-    return np.searchsorted(edges, scores.ravel(), side="right")
 
 
 def _check(scores: Scores, targets: Targets, classes: Sequence[str], best_ap: Mapping[str, float]) -> None:

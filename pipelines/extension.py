@@ -14,6 +14,7 @@ from csc.components.evaluate.component import evaluate
 from csc.components.extend.component import extend
 from csc.components.finish.component import finish
 from csc.components.ingest.component import ingest
+from csc.components.log_old_classes.component import log_old_classes
 from csc.components.report.component import report
 from csc.components.train.component import train
 from csc.components.train_on_nodes.component import train_on_nodes
@@ -22,7 +23,7 @@ from csc.config.schema import Config
 from csc.pipelines.package import write_package
 from csc.pipelines.pods import apply
 from csc.pipelines.profile import Profile
-from csc.pipelines.scenario import LOCAL, Results, learn_split, pipeline_name
+from csc.pipelines.scenario import LOCAL, Learned, Results, learn_split, pipeline_name
 from csc.scenario import Scenario
 
 __all__ = ["compile_extension"]
@@ -75,20 +76,21 @@ def compile_extension(
         task: int,
         split: dsl.Input[dsl.Artifact],
         prior: dsl.Input[dsl.Model],
-    ) -> dsl.Model:
+    ) -> Learned:
         made = learn_split(profile, trainer, origin, config, checkpoints, "", gpus, split, prior=prior)
         if tests_old:
             views = apply(profile, build_dataset(origin=old, config=config, split=split))
             test_view = views.outputs["test_view"]
-            apply(profile, evaluate(features="", model=made["model"], test_view=test_view, prior=prior), gpus)
-        return made["registered"]
+            judged = apply(profile, evaluate(features="", model=made["model"], test_view=test_view, prior=prior), gpus)
+            apply(profile, log_old_classes(registered=made["registered"], metrics=judged.outputs["metrics"]))
+        return Learned(made["registered"])
 
     def steps(data: str, model: str, test: str, config: str, checkpoints: str, gpus: str) -> dsl.PipelineTask:
         """Wire all steps and return the last one."""
 
         def opened(uri: str) -> str:
             step = apply(profile, ingest(scenario=name, data=uri)).set_caching_options(False)
-            origin: str = step.outputs["Output"]
+            origin: str = step.outputs["origin"]
             return origin
 
         origin = opened(data)
@@ -109,7 +111,7 @@ def compile_extension(
         data: str, model: str, test: str = "", config: str = default, checkpoints: str = "", gpus: str = "1"
     ) -> Results:
         results = steps(data, model, test, config, checkpoints, gpus)
-        return Results(results.outputs["Output"], results.outputs["page"])
+        return Results(results.outputs["text"], results.outputs["page"])
 
     def extension_on_cluster(
         data: str, model: str, test: str = "", config: str = default, checkpoints: str = "", gpus: str = "1"

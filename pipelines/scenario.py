@@ -32,7 +32,7 @@ from csc.pipelines.profile import Profile, run_defaults
 from csc.pipelines.window import Window
 from csc.scenario import Scenario
 
-__all__ = ["LOCAL", "Results", "build_pipeline", "compile_pipeline", "learn_split", "pipeline_name"]
+__all__ = ["LOCAL", "Learned", "Results", "build_pipeline", "compile_pipeline", "learn_split", "pipeline_name"]
 
 LOCAL = Profile()
 
@@ -45,6 +45,12 @@ Args:
     checkpoints: Folder on a volume that outlives the steps, for resuming a training that died; empty for none.
     gpus: GPUs of a train or evaluate step.
 """
+
+
+class Learned(NamedTuple):
+    """What a task ends in."""
+
+    registered: dsl.Model
 
 
 class Results(NamedTuple):
@@ -115,8 +121,8 @@ def _tasks_with(train: BaseComponent, profile: Profile) -> tuple[BaseComponent, 
     @dsl.pipeline(name="base-task", description="The first task of a scenario.")
     def base_task(
         origin: str, scenario: str, config: str, checkpoints: str, features: str, gpus: str, task: int, tasks: int
-    ) -> dsl.Model:
-        return _task_steps(profile, train, origin, scenario, config, checkpoints, features, gpus, task, tasks)
+    ) -> Learned:
+        return Learned(_task_steps(profile, train, origin, scenario, config, checkpoints, features, gpus, task, tasks))
 
     @dsl.pipeline(name="incremental-task", description="A later task, which starts from the registered model before.")
     def incremental_task(
@@ -129,10 +135,9 @@ def _tasks_with(train: BaseComponent, profile: Profile) -> tuple[BaseComponent, 
         task: int,
         tasks: int,
         prior: dsl.Input[dsl.Model],
-    ) -> dsl.Model:
-        return _task_steps(
-            profile, train, origin, scenario, config, checkpoints, features, gpus, task, tasks, prior=prior
-        )
+    ) -> Learned:
+        steps = profile, train, origin, scenario, config, checkpoints, features, gpus, task, tasks
+        return Learned(_task_steps(*steps, prior=prior))
 
     return base_task, incremental_task
 
@@ -172,7 +177,7 @@ def build_pipeline(
         opened = ingest(scenario=scenario.name, data=data)
         # Always looks at the data itself; what follows is cached by what it finds.
         apply(profile, opened).set_caching_options(False)
-        origin = opened.outputs["Output"]
+        origin = opened.outputs["origin"]
         known = {"origin": origin, "scenario": scenario.name, "config": config}
         features: Any = ""
         if resolved.features.views:
@@ -196,7 +201,7 @@ def build_pipeline(
 
     def scenario_pipeline(data: str, config: str = default, checkpoints: str = "", gpus: str = "1") -> Results:
         results = steps(data, config, checkpoints, gpus)
-        return Results(results.outputs["Output"], results.outputs["page"])
+        return Results(results.outputs["text"], results.outputs["page"])
 
     def scenario_pipeline_on_cluster(data: str, config: str = default, checkpoints: str = "", gpus: str = "1") -> None:
         closing = apply(profile, finish(scenario=scenario.name, data=data, config=config))

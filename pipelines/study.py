@@ -106,6 +106,12 @@ def build_study(
     def study_pipeline(
         checkpoints: str = profile.storage.checkpoints, gpus: str = str(max(profile.gpu.count, 1))
     ) -> None:
+        """The cells of a study, side by side, then its tables.
+
+        Args:
+            checkpoints: Folder on a volume that outlives the steps, for resuming a training that died; empty for none.
+            gpus: GPUs of a train or evaluate step.
+        """
         tables = apply(profile, collect(order=order))
         tables.set_caching_options(False)
         with dsl.ExitHandler(tables, name="cells"):
@@ -128,7 +134,7 @@ def _maps_made(turns: Sequence[Loop], profile: Profile) -> dict[tuple[Any, ...],
     for key, cell in wanted.items():
         opened = apply(profile, ingest(scenario=cell.scenario.name, data=uris[cell.scenario.dataset]))
         opened.set_caching_options(False)
-        step = embed(origin=opened.outputs["Output"], scenario=cell.scenario.name, config=cell.settings)
+        step = embed(origin=opened.outputs["origin"], scenario=cell.scenario.name, config=cell.settings)
         made[key] = apply(profile, step, gpus=1).set_caching_options(False)
     return made
 

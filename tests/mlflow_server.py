@@ -37,16 +37,21 @@ def postgres_programs() -> Path:
         return found
     if not os.environ.get("CSC_TEST_INSTALL") or os.geteuid() != 0 or not shutil.which("apt-get"):
         pytest.skip("no PostgreSQL: its programs are not installed (apt-get install postgresql)")
-    quietly = {"DEBIAN_FRONTEND": "noninteractive", "PATH": os.environ["PATH"]}
-    try:
-        for words in (["update"], ["install", "--yes", "--no-install-recommends", "postgresql"]):
-            command = ["apt-get", "--quiet", *words]
-            subprocess.run(command, env=quietly, timeout=_INSTALL_SECONDS, capture_output=True, check=True)
-    except (OSError, subprocess.SubprocessError) as error:
-        pytest.skip(f"no PostgreSQL: it is not installed, and installing it failed ({error})")
+    apt_install("postgresql")
     if (found := _installed_postgres()) is None:
         pytest.skip("no PostgreSQL: installed, but its programs are not where Debian puts them")
     return found
+
+
+def apt_install(package: str) -> None:
+    """Install a package of Debian; skips if that fails."""
+    quietly = {"DEBIAN_FRONTEND": "noninteractive", "PATH": os.environ["PATH"]}
+    try:
+        for words in (["update"], ["install", "--yes", "--no-install-recommends", package]):
+            command = ["apt-get", "--quiet", *words]
+            subprocess.run(command, env=quietly, timeout=_INSTALL_SECONDS, capture_output=True, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        pytest.skip(f"{package} is not installed, and installing it failed ({error})")
 
 
 def _installed_postgres() -> Path | None:

@@ -89,10 +89,11 @@ def trained(
     register: dict[str, float] | None = None,
     mean_ap: float | None = None,
     note: str = "",
+    settings: dict[str, Any] | None = None,
 ) -> Trained:
     """A finished task of a scenario with three tasks, with limits for `register` and a mAP of ten times its number."""
     cut = Scenario.parse(SCENARIO).tasks(classes)[task - 1]
-    chosen = {"seed": seed, "train": {"epochs": EPOCHS}, "register": register or {}}
+    chosen = {"seed": seed, "train": {"epochs": EPOCHS}, "register": register or {}, **(settings or {})}
     config = json.loads(resolve("digits", chosen).to_json())
     card = ModelCard(
         method="csc",

@@ -1,5 +1,7 @@
 """Collect the results of a study into the paper's table, our numbers next to the paper's."""
 
+from typing import NamedTuple
+
 from kfp import dsl
 
 from csc.components.image import CPU_IMAGE
@@ -12,7 +14,7 @@ def collect(
     page: dsl.Output[dsl.HTML],
     table: dsl.Output[dsl.Markdown],
     files: dsl.Output[dsl.Artifact],
-) -> str:
+) -> NamedTuple("Outputs", [("text", str)]):  # type: ignore[valid-type]
     """Collect what the cells of a study have come to, also when some of them failed.
 
     Args:
@@ -23,8 +25,8 @@ def collect(
         files: Folder with the tables as text, Markdown, LaTeX, CSV and HTML.
 
     Returns:
-        The tables as text.
+        text: The tables as text.
     """
     from csc.steps.collect import collect
 
-    return collect(order, page.path, table.path, files.path)
+    return (collect(order, page.path, table.path, files.path),)

@@ -1,12 +1,14 @@
 """Compute the feature maps of a frozen backbone, once for all methods, tasks and seeds."""
 
+from typing import NamedTuple
+
 from kfp import dsl
 
 from csc.components.image import TRAIN_IMAGE
 
 
 @dsl.component(base_image=TRAIN_IMAGE, install_kfp_package=False)
-def embed(origin: str, scenario: str, config: str) -> str:
+def embed(origin: str, scenario: str, config: str) -> NamedTuple("Outputs", [("features", str)]):  # type: ignore[valid-type]
     """Embed a data set.
 
     Args:
@@ -15,8 +17,8 @@ def embed(origin: str, scenario: str, config: str) -> str:
         config: Settings as JSON; features.views says how many views of a training image.
 
     Returns:
-        The URI of the maps, in the data set.
+        features: The URI of the maps, in the data set.
     """
     from csc.steps.embed import embed
 
-    return embed(origin, scenario, config)
+    return (embed(origin, scenario, config),)

@@ -12,6 +12,7 @@ def evaluate(
     test_view: dsl.Input[dsl.Dataset],
     scores: dsl.Output[dsl.Dataset],
     metrics: dsl.Output[dsl.Metrics],
+    roc: dsl.Output[dsl.ClassificationMetrics],
     prior: dsl.Input[dsl.Model] = None,
 ):
     """Evaluate one task.
@@ -22,12 +23,14 @@ def evaluate(
         test_view: test.parquet of the task.
         scores: scores.parquet, one confidence and one target column per class, and evidence.parquet for the report.
         metrics: metrics.json; the headline numbers are shown in the run's page too.
+        roc: The ROC curve over all labels, as the run's page draws it; it has no file.
         prior: registered.json of the task before, for forgetting; none for the base task.
     """
-    from csc.steps.evaluate import evaluate
+    from csc.steps.evaluate import evaluate, roc_curve
 
     before = prior.path if prior else ""
     files = [f"{scores.path}/{name}.parquet" for name in ("scores", "evidence")]
     numbers = evaluate(model.path, test_view.path, files[0], metrics.path, before, features, files[1])
     for name in ("mAP", "CF1", "OF1", "FPR", "forgetting"):
-        metrics.log_metric(name, numbers[name])
+        metrics.log_metric(name, round(numbers[name], 2))
+    roc.log_roc_curve(*roc_curve(files[0]))

@@ -21,7 +21,7 @@ def register(
         metrics: metrics.json of the task.
         test_view: test.parquet, noted as the data that the metrics are of.
         scores: scores.parquet and evidence.parquet, kept with the task's run to compare and to show.
-        registered: registered.json, the address of the version and the results so far; its metadata has mlflow_uri.
+        registered: registered.json, the version and the results so far; its metadata has mlflow_uri and mlflow_run.
         prior: registered.json of the task before; none for the base task.
     """
     from csc.steps.register import register

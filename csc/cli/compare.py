@@ -32,12 +32,12 @@ def _compare(arguments: Namespace) -> int:
     tracked_workdir(arguments.workdir)
     from csc.study.compare import compare, comparison_page, comparison_text
     from csc.tracking.queries import newest_runs
-    from csc.tracking.story import find_story
+    from csc.tracking.tracked_run import find_run
 
     names = arguments.runs or newest_runs(arguments.last)[::-1]
     if len(names) < 2:
         raise BadConfig(f"csc compare --last {arguments.last}: only {len(names)} finished runs in the tracking store")
-    found = compare([find_story(name) for name in names])
+    found = compare([find_run(name) for name in names])
     page = Path(arguments.output) if arguments.output else local_path(arguments.workdir) / "comparison.html"
     write_bytes(page, comparison_page(found).encode())
     for line in comparison_text(found).splitlines():  # with names that the server has given

@@ -23,6 +23,7 @@ from csc.pipelines.local.view import View
 from csc.pipelines.profile import SHIPPED, Profile, on_this_machine, read_profile, run_defaults
 from csc.scenario import Scenario
 from csc.storage import absolute, write_bytes
+from csc.tracking.names import run_title
 from csc.tracking.registry import point_aliases
 from csc.tracking.versions import find_version, version_card
 from csc.version import code_version
@@ -150,7 +151,7 @@ def _submit(arguments: Namespace, profile: Profile, extension: _Extension) -> in
     with tempfile.TemporaryDirectory(prefix="csc-submit-") as folder:
         package = Path(folder) / "pipeline.yaml"
         extension.compile_to(package, profile, on_cluster=True)
-        name = f"{scenario.name} {config.method} seed {config.seed}"
+        name = run_title(scenario.name, config)
         return send(arguments, endpoint, profile, package, pipeline_name(scenario), name, inputs)
 
 

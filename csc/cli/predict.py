@@ -66,6 +66,8 @@ def _run(arguments: Namespace) -> int:
             if bar is not None:
                 sys.stdout.flush()
                 bar.advance(len(some))
+    if heatmaps:
+        print(f"{len(heatmaps.written)} heat maps in {heatmaps.folder}", file=sys.stderr)
     return 0
 
 

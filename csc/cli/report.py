@@ -27,16 +27,18 @@ def _report(arguments: Namespace) -> int:
     tracked_workdir(arguments.workdir)
     from csc.report.page import render
     from csc.report.table import text_table
-    from csc.tracking.evidence import fetch_evidence
-    from csc.tracking.story import find_story
+    from csc.tracking.files import fetch_evidence
+    from csc.tracking.old_classes import fetch_old_classes
+    from csc.tracking.tracked_run import find_run, max_entropy_pair
 
-    story = find_story(arguments.run)
-    if story.record is None:
-        raise BadData(f"run {story.name}: no task is finished yet, so there is nothing to report")
-    named = f"{page_name(story.scenario, story.config)}.html"
+    found = find_run(arguments.run)
+    if found.record is None:
+        raise BadData(f"run {found.name}: no task is finished yet, so there is nothing to report")
+    named = f"{page_name(found.scenario, found.config)}.html"
     page = Path(arguments.output) if arguments.output else local_path(arguments.workdir) / named
-    write_bytes(page, render(story.record.run, fetch_evidence(story.run_id)).encode())
-    print(f"{text_table(story.record.run)}\n\nreport    {page}")
+    evidence, old_classes = fetch_evidence(found.run_id), fetch_old_classes(found.run_id)
+    write_bytes(page, render(found.record.run, evidence, max_entropy_pair(found.run_id), old_classes).encode())
+    print(f"{text_table(found.record.run)}\n\nreport    {page}")
     return 0
 
 

@@ -256,7 +256,7 @@ def run_here(
 
 def _dry_run(plan: _Plan) -> int:
     """Print what a run would do, and do nothing of it."""
-    from csc.tracking.story import finished_tasks
+    from csc.tracking.tracked_run import finished_tasks
 
     print(plan.scenario.announcement(plan.classes))
     changed = settings_text(changed_settings(plan.scenario.name, plan.config))

@@ -1,5 +1,6 @@
-"""`csc show`: the story of a run in the terminal."""
+"""`csc show`: a run in the terminal."""
 
+import textwrap
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from csc.tracking.names import settings_text
 
 if TYPE_CHECKING:
     from csc.artifacts import TaskResult
-    from csc.tracking.story import Story
+    from csc.tracking.tracked_run import TrackedRun
 
 __all__ = ["SHOW", "sparkline"]
 
@@ -31,30 +32,37 @@ def _arguments(parser: ArgumentParser) -> None:
 
 def _show(arguments: Namespace) -> int:
     tracked_workdir(arguments.workdir)
-    from csc.report.table import text_table
+    from csc.report.findings import findings
+    from csc.report.table import WIDTH, old_classes_text, text_table
     from csc.report.text import printable
-    from csc.tracking.story import find_story
+    from csc.tracking.old_classes import fetch_old_classes
+    from csc.tracking.tracked_run import find_run
 
-    story = find_story(arguments.run)
-    started = time.strftime("%Y-%m-%d %H:%M", time.localtime(story.started / 1000))
-    print(f"{printable(story.name)} · {story.status.lower()} · started {started} · run {story.run_id}")
-    print(f"settings  {_changes(story)}")
-    if story.record is None:
+    run = find_run(arguments.run)
+    started = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started / 1000))
+    print(f"{printable(run.name)} · {run.status.lower()} · started {started} · run {run.run_id}")
+    print(f"settings  {_changes(run)}")
+    if run.record is None:
         print("no task is finished yet")
         return 0
-    print(f"model     {story.record.model.uri}")
-    print(f"\n{text_table(story.record.run)}\n")
+    print(f"model     {run.record.model.uri}")
+    print(f"\n{text_table(run.record.run)}\n")
+    for finding in findings(run.record.run):
+        print(textwrap.fill(printable(finding.text), WIDTH, initial_indent=" • ", subsequent_indent="   "))
+    print()
+    if old_classes := fetch_old_classes(run.run_id):
+        print(f"{old_classes_text(old_classes)}\n")
     print("AP of each class after each task")
-    tasks = story.record.run.tasks
+    tasks = run.record.run.tasks
     width = max(len(printable(name)) for name in tasks[-1].seen)
     for name in tasks[-1].seen:
         print(f" {printable(name):<{width}}  {_class_line(name, tasks)}")
     return 0
 
 
-def _changes(story: "Story") -> str:
+def _changes(run: "TrackedRun") -> str:
     try:
-        return " · ".join(settings_text(story.changed)) or "the method's own"
+        return " · ".join(settings_text(run.changed)) or "the method's own"
     except BadConfig as error:
         return f"of another version: {error}"
 
@@ -77,4 +85,4 @@ def sparkline(values: Sequence[float]) -> str:
     return "".join(_LEVELS[min(int(value / 100 * len(_LEVELS)), len(_LEVELS) - 1)] for value in values)
 
 
-SHOW = Command("tell the story of a run: settings, results, and how each class went", _arguments, _show)
+SHOW = Command("show a run in the terminal: settings, results, and how each class went", _arguments, _show)

@@ -16,6 +16,7 @@ from csc.errors import BadConfig, BadData
 from csc.pipelines.profile import SHIPPED, Profile, read_profile, run_defaults
 from csc.pipelines.window import Window
 from csc.scenario import CLASS_COUNTS, Scenario
+from csc.tracking.names import run_title
 
 if TYPE_CHECKING:
     from csc.pipelines.cluster.endpoint import Endpoint
@@ -66,7 +67,7 @@ def _submit(arguments: Namespace) -> int:
 
     check_steps(scenario.name, 5 * (window.last - window.first + 1) + 4)
 
-    name = f"{scenario.name} {config.method} seed {config.seed}" + ("" if window.whole else f" tasks {window}")
+    name = run_title(scenario.name, config) + ("" if window.whole else f" · tasks {window}")
     with tempfile.TemporaryDirectory(prefix="csc-submit-") as folder:
         package = Path(folder) / "pipeline.yaml"
         compile_pipeline(scenario, classes, package, overrides, profile, window, on_cluster=True)

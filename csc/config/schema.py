@@ -143,12 +143,14 @@ class MaxEntropy(Settings, frozen=True):
 
     Attributes:
         beta: weight of the regulariser; 0 for none.
+        beta_power: p of a schedule, where β is multiplied by (n_old / n_new)^p; ours.
         classes: whose confidences are kept from the extremes.
         form: entropy of the positive side only, or of both.
         reduction: whether classes are added up or averaged.
     """
 
     beta: NotNegative = 0.0
+    beta_power: float = 0.0
     classes: Literal["old", "all"] = "old"
     form: Literal["one_sided", "binary"] = "one_sided"
     reduction: Literal["sum", "mean"] = "sum"

@@ -44,8 +44,8 @@ class Sight(msgspec.Struct, frozen=True):
         score: the model's confidence that the class is in the image.
         labels: classes that the image shows.
         thumbnail: JPEG; empty if it is not meant to be shown.
-        heat: where the model looks for the class, a byte for each place, row by row; empty if that is not known.
-        heat_width: places in a row.
+        heat: where the model looks for the class, a byte for each cell, row by row; empty if that is not known.
+        heat_width: cells in a row.
     """
 
     kind: str

@@ -22,7 +22,7 @@ import pyarrow as pa
 from csc.config.schema import Config
 from csc.data.cache import NodeCache
 from csc.data.dataset import Dataset
-from csc.data.shards import ShardFiles
+from csc.data.shards import ShardFiles, has_sha256
 from csc.errors import BadData, BadModel
 from csc.storage import exists, is_remote, join, local_path, read_json, sha256_file, version_of
 
@@ -124,12 +124,11 @@ def refuse_leaky(card: FeatureCard, config: Config) -> None:
 
 
 def has_weights(uri: str, card: FeatureCard) -> bool:
-    """Whether the backbone of the maps is there, with the size that the card says."""
+    """Whether the backbone of the maps is there as the card says; in a bucket only the size is compared."""
     file = join(uri, WEIGHTS)
-    if not exists(file):
-        return False
-    size = version_of(file)[0] if is_remote(file) else local_path(file).stat().st_size
-    return size == card.backbone.bytes
+    if not is_remote(file):
+        return has_sha256(local_path(file), card.backbone.sha256)
+    return exists(file) and version_of(file)[0] == card.backbone.bytes
 
 
 def backbone_weights(uri: str) -> Path:
@@ -138,7 +137,7 @@ def backbone_weights(uri: str) -> Path:
     if is_remote(file):
         return NodeCache.of_this_node().fetch(file, card.backbone.sha256, card.backbone.bytes, REMEDY)
     if not has_weights(uri, card):
-        raise BadData(f"{file}: missing, or not of {card.backbone.bytes:,} bytes; {REMEDY}")
+        raise BadData(f"{file}: missing or damaged; {REMEDY}")
     return local_path(file)
 
 

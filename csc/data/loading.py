@@ -34,7 +34,6 @@ __all__ = [
     "Key",
     "Workers",
     "decode",
-    "evaluation_batches",
     "loaded",
     "training_batches",
     "workers_for",
@@ -221,8 +220,8 @@ def training_batches(
     Args:
         view: which images, with which labels.
         plan: of each epoch its number and its batches.
-        seed: of the augmentation, together with epoch, row and draw; if none, the shard of an image and its row there
-            take their places, and any view of the data set shows it alike.
+        seed: of the augmentation, together with epoch, row and draw. None: it depends on the epoch, and on the shard of
+            an image and its row there, so that every view of the data set shows an image alike.
         size: of the images.
         augment: whether images are augmented.
         workers: from `workers_for`.
@@ -231,14 +230,6 @@ def training_batches(
     keep = len(plan) > 1 and workers in (0, "thread")  # processes would each keep their own
     images = _Images(view, size, decode, seed, augment=augment, keep=keep)
     return _loaded(images, ((epoch, draws) for epoch, batches in plan for draws in batches), workers)
-
-
-def evaluation_batches(
-    view: View, batches: Sequence[Sequence[int]], *, size: int, workers: Workers, decode: str = "fast"
-) -> Batches:
-    """Batches of the given rows, without augmentation."""
-    images = _Images(view, size, decode, None, augment=False, keep=False)
-    return _loaded(images, ((0, [Draw(rows)]) for rows in batches), workers)
 
 
 def _loaded(images: _Images, keys: Iterable[Key], workers: Workers) -> Batches:

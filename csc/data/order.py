@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Draw", "Plan", "draw_exemplars", "flat", "order"]
+__all__ = ["Draw", "Plan", "draw_exemplars", "flat", "order", "task_seed"]
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,11 @@ Plan = Sequence[tuple[int, Sequence[Sequence[Draw]]]]  # of each epoch its numbe
 def flat(draws: Sequence[Draw]) -> tuple[list[int], list[int]]:
     """The rows of a batch, one after the other, and of each the number of its draw."""
     return [row for draw in draws for row in draw.rows], [draw.number for draw in draws for _ in draw.rows]
+
+
+def task_seed(seed: int, task: int) -> int:
+    """The seed of a task, one for each seed of a run and number of a task below 1,000."""
+    return seed * 1_000 + task
 
 
 def order(count: int, batch_size: int, seed: int, epoch: int, *, shuffle: bool = True) -> list[list[int]]:

@@ -1,5 +1,6 @@
 """Image shards for reading: memory-mapped, from a folder or through the cache of this node."""
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
@@ -10,9 +11,9 @@ import pyarrow as pa
 
 from csc.data.cache import NodeCache
 from csc.errors import BadData, Unavailable
-from csc.storage import is_remote, join, read_json, sha256_file
+from csc.storage import is_remote, join, list_below, local_path, read_json, sha256_file
 
-__all__ = ["FORMATS", "ImageShards", "IndexEntry", "ShardFiles", "read_index"]
+__all__ = ["FORMATS", "ImageShards", "IndexEntry", "ShardFiles", "damaged_shards", "has_sha256", "read_index"]
 
 INGEST_AGAIN = "run the same csc ingest again, it writes damaged shards again"
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")  # that are decoded; others may start programs
@@ -37,6 +38,24 @@ def read_index(uri: str, remedy: str) -> list[IndexEntry]:
         raise BadData(f"{error}; {remedy}") from None
     except msgspec.ValidationError as error:
         raise BadData(f"{file}: no rows, bytes and sha256 of each shard ({error}); {remedy}") from None
+
+
+def has_sha256(path: Path, sha256: str) -> bool:
+    """Whether there is a readable file with this content."""
+    try:
+        return sha256_file(path) == sha256
+    except OSError:
+        return False
+
+
+def damaged_shards(uri: str, index: Sequence[IndexEntry]) -> list[int]:
+    """The numbers of shards that are missing or damaged; of those in a bucket only the sizes are compared."""
+    names = {number: f"{number:05d}.arrow" for number in range(len(index))}
+    if is_remote(uri):
+        sizes = dict(list_below(uri))
+        return [number for number, name in names.items() if sizes.get(name) != index[number].bytes]
+    folder = local_path(uri)
+    return [number for number, name in names.items() if not has_sha256(folder / name, index[number].sha256)]
 
 
 class ShardFiles:

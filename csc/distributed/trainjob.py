@@ -111,8 +111,8 @@ def train_job(name: str, folder: Path, settings: Train, pod: Pod, own: Mapping[s
         "env": list({item["name"]: item for item in [UNBUFFERED, *_injected(), *(pod.get("env") or [])]}.values()),
         "resourcesPerNode": pod.get("resources"),
     }
-    places = {SHARED_MEMORY["name"]: "/dev/shm", TEMPORARY["name"]: "/tmp"}
-    mounts = [{"name": volume, "mountPath": path} for volume, path in places.items()]
+    paths = {SHARED_MEMORY["name"]: "/dev/shm", TEMPORARY["name"]: "/tmp"}
+    mounts = [{"name": volume, "mountPath": path} for volume, path in paths.items()]
     process = {
         "name": NODE,
         "securityContext": {**HARDENED, **(container.get("securityContext") or {})},

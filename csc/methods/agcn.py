@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from csc.config.schema import AtLeast1, Config, NotNegative, Settings, Statistics, Text
 from csc.errors import BadConfig
 from csc.methods import register
-from csc.methods.base import HEADS, HeadKind, Lesson, Step
+from csc.methods.base import HEADS, HeadKind, Step
 from csc.methods.lwf import LwF
 
 if TYPE_CHECKING:
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from csc.nets.head import Head
     from csc.nets.network import Outputs
+    from csc.training.objective import Objective
 
 __all__ = ["AGCN", "Agcn"]
 
@@ -57,12 +58,13 @@ class AGCN(LwF):
     own_settings = (Agcn, Statistics)
     needs_intermediates = True
 
-    def begin(self, lesson: Lesson) -> None:
+    def begin(self, objective: "Objective") -> None:
         """Give the new classes their word vectors."""
+        super().begin(objective)
         embeddings = self.config.of(Agcn).embeddings
         if self.config.head == "label_graph" and embeddings != "random":
-            vectors = _word_vectors(embeddings, lesson.classes)
-            lesson.network.head.get_buffer("embeddings").copy_(vectors)
+            vectors = _word_vectors(embeddings, objective.classes)
+            objective.network.head.get_buffer("embeddings").copy_(vectors)
 
     def distances(self, learner: "Outputs", prior: "Outputs | None") -> "dict[str, Tensor]":
         """Per image: mean squared distance of the old classes' nodes."""

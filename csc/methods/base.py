@@ -6,24 +6,23 @@ networks (`distances`) is reduced to one number per image first, in the process 
 The modules of methods import torch inside their functions only: settings are read where there is no torch.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from csc.config.schema import Config, Loss, Memory, Settings
 from csc.errors import BadConfig
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
-    from csc.data.loading import Batch
     from csc.nets.backbone import Backbone
     from csc.nets.head import Head
     from csc.nets.network import Network, Outputs
     from csc.nets.prompts import PromptedBackbone
+    from csc.training.objective import Objective
 
-__all__ = ["HEADS", "HeadKind", "Lesson", "Method", "Replay", "Step"]
+__all__ = ["HEADS", "HeadKind", "Method", "Replay", "Step"]
 
 
 class HeadKind(NamedTuple):
@@ -79,34 +78,6 @@ class Step:
         return self.logits.shape[1] - self.new
 
 
-class Lesson(Protocol):
-    """A task as a method may look at it before its first step and after its last."""
-
-    network: "Network"  # already grown to all seen classes
-    prior: "Network | None"
-    new: int
-    device: "torch.device"
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """All seen classes, old ones first."""
-
-    def features(self, pool: "Callable[[Tensor], Tensor]") -> "Tensor":
-        """What a function of the last maps gives for the task's own images, as they are (images, …)."""
-
-    def labels(self) -> "Tensor":
-        """Labels of the task's own images (images, n), zero where they are unknown."""
-
-    def image_digests(self) -> "Tensor":
-        """A number (images,) for the name of each of the task's own images."""
-
-    def logits_of_prior(self) -> "Tensor":
-        """What the prior model says of every training image, exemplars included (images, old)."""
-
-    def plain_batches(self, size: int, most: int) -> "Iterator[Batch]":
-        """Training images without augmentation, drawn at random, at most so many; on the device."""
-
-
 class Method:
     """A learning method: its settings, the heads it builds, the loss terms of one step, and what it asks of the loop.
 
@@ -148,11 +119,16 @@ class Method:
             )
 
     @classmethod
+    def is_random(cls, config: Config) -> bool:
+        """Whether the seed has a part in the outcome."""
+        return True
+
+    @classmethod
     def wrap(cls, config: Config, backbone: "Backbone") -> "Backbone | PromptedBackbone":
         """The backbone as the method uses it."""
         return backbone
 
-    def begin(self, lesson: Lesson) -> None:
+    def begin(self, objective: "Objective") -> None:
         """Prepare for a task; called before its first step, and again by a try that resumes it."""
 
     def frozen(self, network: "Network") -> Iterable[str]:
@@ -167,7 +143,7 @@ class Method:
         """The weighted terms of the method's loss of the task's images, by name; the loss is the sum of all terms."""
         raise NotImplementedError
 
-    def solve(self, lesson: Lesson) -> dict[str, float]:
+    def solve(self, objective: "Objective") -> dict[str, float]:
         """Give the network its weights after the task, in one pass; return what to log. Only asked with `solves`."""
         raise NotImplementedError
 
@@ -175,25 +151,29 @@ class Method:
         """Terms that depend on the weights alone."""
         return {}
 
-    def finish(self, lesson: Lesson) -> None:
+    def finish(self, objective: "Objective") -> None:
         """Work out what later tasks need of this one, into `state`; called after the last step."""
         if self.config.statistics.replay:
             from csc.replay.statistics import with_statistics
 
-            pooled = lesson.features(lambda maps: maps.mean(dim=(2, 3)))
-            self.state = with_statistics(self.state, pooled, lesson.labels()[:, -lesson.new :])
+            pooled = objective.features(lambda maps: maps.mean(dim=(2, 3)))
+            self.state = with_statistics(self.state, pooled, objective.labels()[:, -objective.new :])
 
     def loss(self, step: Step) -> "dict[str, Tensor]":
-        """All terms: the method's own, exemplars drawn with the batch, and max-entropy if on (eq. 6 of the paper)."""
-        from csc.methods.losses import max_entropy
+        """All terms: the method's own, those of exemplars drawn with the batch, and max-entropy if it is on."""
+        return self.terms(step) | self.replayed(step) | self.max_entropy(step)
 
-        terms = self.terms(step) | self.replayed(step)
+    def max_entropy(self, step: Step) -> "dict[str, Tensor]":
+        """-β L_H: CSC's regulariser, which any method may add; there is none without old classes."""
+        from csc.methods.csc import max_entropy
+
         regulariser = self.config.max_entropy
-        if regulariser.beta > 0 and step.old > 0:
-            logits = step.logits[:, : step.old] if regulariser.classes == "old" else step.logits
-            entropy = max_entropy(logits, regulariser.form, regulariser.reduction)
-            terms["H"] = -regulariser.beta * self.scaled(entropy, len(logits), step)
-        return terms
+        if regulariser.beta == 0 or step.old == 0:
+            return {}
+        logits = step.logits[:, : step.old] if regulariser.classes == "old" else step.logits
+        entropy = max_entropy(logits, regulariser.form, regulariser.reduction)
+        beta = regulariser.beta * (step.old / step.new) ** regulariser.beta_power
+        return {"H": -beta * self.scaled(entropy, len(logits), step)}
 
     def classify(self, step: Step, logits: "Tensor", targets: "Tensor", known: "Tensor | None" = None) -> "Tensor":
         """The classification loss in the form that the settings name, over the known entries.

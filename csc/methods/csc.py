@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING, Literal
 from csc.config.schema import AtLeast0, AtLeast1, Config, Settings
 from csc.errors import BadConfig
 from csc.methods import register
-from csc.methods.base import HEADS, HeadKind
+from csc.methods.base import HEADS, HeadKind, Step
 from csc.methods.lwf import LwF
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from csc.nets.head import Head
-__all__ = ["CSC", "CiGcn"]
+
+__all__ = ["CSC", "CiGcn", "max_entropy"]
 
 
 class CiGcn(Settings, frozen=True, kw_only=False):
@@ -56,20 +59,39 @@ def _ci_gcn(config: Config, features: int, groups: Sequence[int]) -> "Head":
 HEADS["ci_gcn"] = HeadKind(_ci_gcn, CiGcn)
 
 
+def max_entropy(logits: "Tensor", form: str = "one_sided", reduction: str = "sum") -> "Tensor":
+    """L_H, eq. 6 of the paper: the mean over images of Σ -p ln p over classes.
+
+    It is largest at p = 1/e: it lowers confident predictions and lifts tiny ones. Other readings are the two-sided
+    `binary` entropy, and the mean over classes instead of their sum.
+    """
+    p = logits.sigmoid()
+    entropy = -p * (p + 1e-5).log()
+    if form == "binary":
+        entropy = entropy - (1 - p) * (1 - p + 1e-5).log()
+    return (entropy.sum(dim=1) if reduction == "sum" else entropy.mean(dim=1)).mean()
+
+
 @register
 class CSC(LwF):
-    """L = L_cls - β L_H, with L_cls = α CE(C^t) + (1-α) KD(C^{1:t-1})   (eq. 5 and 7 of the paper).
+    """L = α CE(C^t) + (1-α) KD(C^{1:t-1}) - β L_H(C^{1:t-1})   (eq. 5 to 7 of the paper).
 
-    CE and KD are LwF's: the labels of the task's classes, and the prior model's soft outputs as pseudo-labels of the
-    old ones. What makes it CSC:
+    CE and KD are LwF's: new classes learn from labels, old ones from the prior model's soft outputs as pseudo-labels.
+    What makes it CSC:
 
     - the CI-GCN head (eq. 1 to 4, `csc.nets.ci_gcn`), whose general correlation matrix A_g grows with the classes and
       learns from labels and pseudo-labels alike;
-    - max-entropy, L_H = mean over images of Σ -p ln p over the old classes (eq. 6, `Method.loss`), which lowers the
-      confidence that grows when labels are partial.
+    - max-entropy, which lowers the confidence that grows when labels are partial.
 
     Table 4 is `head` × `max_entropy.beta`.
     """
 
     name = "csc"
     heads = ("ci_gcn", "linear")
+
+    def loss(self, step: Step) -> "dict[str, Tensor]":
+        """The terms of one batch; the base task has no old classes, and CE alone."""
+        alpha, ce, kd = self.alpha(step), self.label_loss(step), self.prior_loss(step)
+        terms = {"ce": ce} if kd is None else {"ce": alpha * ce, "kd": (1 - alpha) * kd}  # eq. 5
+        terms |= self.replayed(step)  # CSC-R: exemplars that were drawn with the batch
+        return terms | self.max_entropy(step)  # -β L_H, eq. 7

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 from csc.config.schema import AtLeast1, Config, NotNegative, Settings, Statistics, Unit
 from csc.errors import BadConfig
 from csc.methods import register
-from csc.methods.base import HEADS, HeadKind, Lesson, Method, Step
+from csc.methods.base import HEADS, HeadKind, Method, Step
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from csc.nets.head import Head
     from csc.nets.network import Network, Outputs
+    from csc.training.objective import Objective
 
 __all__ = ["KRT", "Krt", "threshold_for", "thresholds_for"]
 
@@ -86,14 +87,14 @@ class KRT(Method):
         # η, as the last task left it; or one for each old class
         self.threshold: float | Tensor = float(self.state.get("threshold", self.settings.threshold))
 
-    def begin(self, lesson: Lesson) -> None:
+    def begin(self, objective: "Objective") -> None:
         """Look for η, with what the prior model says of the task's images."""
         import torch
         import torch.distributed as dist
 
-        if lesson.prior is None:
+        if objective.prior is None:
             return
-        scores = lesson.logits_of_prior().sigmoid()
+        scores = objective.logits_of_prior().sigmoid()
         expected = self.settings.labels_per_image * scores.shape[1] / self.settings.of_classes
         if self.settings.per_class:
             share = self.state["labels"].to(scores) / self.state["labels"].sum()
@@ -106,13 +107,13 @@ class KRT(Method):
             counts = f"{found:.2f} pseudo-labels per image above {self.threshold:.4f}, expected {expected:.2f}"
             print(f"krt: {counts}", flush=True)
 
-    def finish(self, lesson: Lesson) -> None:
+    def finish(self, objective: "Objective") -> None:
         """Count the labels of the new classes, for thresholds of their own."""
         import torch
 
-        super().finish(lesson)
+        super().finish(objective)
         if self.settings.per_class:
-            counts = lesson.labels()[:, -lesson.new :].sum(0)
+            counts = objective.labels()[:, -objective.new :].sum(0)
             self.state["labels"] = torch.cat([self.state.get("labels", counts[:0]), counts])
 
     def frozen(self, network: "Network") -> Iterable[str]:

@@ -4,11 +4,13 @@ from typing import TYPE_CHECKING, Literal
 
 from csc.config.schema import AtLeast0, NotNegative, Unit
 from csc.methods import register
-from csc.methods.base import HEADS, HeadKind, Lesson
+from csc.methods.base import HEADS, HeadKind
 from csc.methods.ridge import Ridge, RidgeRegression
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from csc.training.objective import Objective
 
 __all__ = ["L3A", "L3a"]
 
@@ -51,19 +53,19 @@ class L3A(RidgeRegression):
     name = "l3a"
     heads = ("l3a",)
 
-    def solve(self, lesson: Lesson) -> dict[str, float]:
+    def solve(self, objective: "Objective") -> dict[str, float]:
         """Count the labels of the task, then add its images to the sums and solve."""
         import torch
 
-        labels = lesson.labels()
+        labels = objective.labels()
         counts = torch.zeros(labels.shape[1], dtype=torch.float64)
         before = self.state.get("counts", counts[:0])
         counts[: len(before)] = before
         self._prior = self._solution(self.state["A"], self.state["C"]) if "A" in self.state else None
         self.state["counts"] = counts + labels.double().sum(0)
-        return super().solve(lesson)
+        return super().solve(objective)
 
-    def weighted(self, h: "Tensor", labels: "Tensor", lesson: Lesson) -> "tuple[Tensor, Tensor]":
+    def weighted(self, h: "Tensor", labels: "Tensor", objective: "Objective") -> "tuple[Tensor, Tensor]":
         """Labels with pseudo-labels of the old classes (B, n), and the weight of each image (B, 1)."""
         settings = self.config.of(L3a)
         if self._prior is not None and settings.pseudo_labels:
@@ -71,7 +73,7 @@ class L3A(RidgeRegression):
             pseudo = (h @ self._prior).sigmoid() > settings.pseudo_labels
             labels[:, :old] = labels[:, :old].maximum(pseudo.to(labels.dtype))
         if settings.weighting == "none":
-            return super().weighted(h, labels, lesson)
+            return super().weighted(h, labels, objective)
         counts = self.state["counts"]
         of_class = (counts > 0) / counts.clamp(min=1).sqrt()
         of_class = len(counts) * of_class / of_class.sum()

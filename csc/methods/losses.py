@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-__all__ = ["asymmetric_loss", "binary_cross_entropy", "max_entropy", "quadratic_penalty"]
+__all__ = ["asymmetric_loss", "binary_cross_entropy", "quadratic_penalty"]
 
 
 def binary_cross_entropy(logits: Tensor, targets: Tensor, known: Tensor | None = None) -> Tensor:
@@ -45,18 +45,6 @@ def asymmetric_loss(
         if known is not None:
             weight = weight * known[: len(logits)]
     return -(likelihood * weight).sum()
-
-
-def max_entropy(logits: Tensor, form: str = "one_sided", reduction: str = "sum") -> Tensor:
-    """H: mean over images of the sum (or mean) over classes of -p ln p, or of the two-sided binary entropy.
-
-    The paper's one-sided form is largest at p = 1/e: it lowers confident predictions and lifts tiny ones.
-    """
-    p = logits.sigmoid()
-    entropy = -p * (p + 1e-5).log()
-    if form == "binary":
-        entropy = entropy - (1 - p) * (1 - p + 1e-5).log()
-    return (entropy.sum(dim=1) if reduction == "sum" else entropy.mean(dim=1)).mean()
 
 
 def quadratic_penalty(fishers: Sequence[Tensor], stars: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:

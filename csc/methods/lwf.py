@@ -1,13 +1,16 @@
 """LwF: Learning without Forgetting, the baseline that CSC builds on."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from csc.config.schema import Loss, Settings, Statistics, Unit
+from csc.config.schema import Loss, NotNegative, Settings, Statistics, Unit
 from csc.methods import register
 from csc.methods.base import Method, Step
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from csc.training.objective import Objective
 
 __all__ = ["Distillation", "LwF"]
 
@@ -19,11 +22,15 @@ class Distillation(Loss, frozen=True):
 
     Attributes:
         alpha: weight of the labels; the rest is that of the prior model.
+        alpha_power: p of a schedule, where α : 1 - α is multiplied by (n_old / n_new)^p; ours.
         old_labels: what stands for the labels of old classes.
+        logit_adjustment: how often the log-odds of a new class in the task are added to its logits in CE; ours.
     """
 
     alpha: Unit = 0.15
+    alpha_power: float = 0.0
     old_labels: Literal["kd", "negative", "masked"] = "kd"
+    logit_adjustment: NotNegative = 0.0
 
 
 @register
@@ -38,15 +45,37 @@ class LwF(Method):
     loss_settings = Distillation
     own_settings: ClassVar[tuple[type[Settings], ...]] = (Statistics,)
     needs_prior = True
+    adjustment: "Tensor | float" = 0.0  # (n,), what is added to logits in CE
+
+    def begin(self, objective: "Objective") -> None:
+        """Work out the adjustment of logits, if the settings ask for one."""
+        if weight := self.config.of(Distillation).logit_adjustment:
+            log_odds = objective.labels().mean(0).logit(eps=0.001)
+            log_odds[: -objective.new] = 0
+            self.adjustment = (weight * log_odds).to(objective.device)
 
     def terms(self, step: Step) -> "dict[str, Tensor]":
         """CE and KD of one batch."""
-        settings, old = self.config.of(Distillation), step.old
-        if settings.old_labels == "negative":
-            return {"ce": self.classify(step, step.logits, step.targets)}
-        ce = self.classify_known(step)
-        if settings.old_labels == "masked" or step.prior_logits is None:
-            return {"ce": ce}
-        unknown = None if step.known is None else ~step.known[:, :old]
-        kd = self.distil(step, step.logits[:, :old], step.prior_logits.sigmoid(), unknown)
-        return {"ce": settings.alpha * ce, "kd": (1 - settings.alpha) * kd}
+        alpha, ce, kd = self.alpha(step), self.label_loss(step), self.prior_loss(step)
+        return {"ce": ce} if kd is None else {"ce": alpha * ce, "kd": (1 - alpha) * kd}
+
+    def alpha(self, step: Step) -> float:
+        """α, or what the schedule makes of it."""
+        settings = self.config.of(Distillation)
+        if not settings.alpha_power or not step.old:
+            return settings.alpha
+        weight: float = settings.alpha * (step.old / step.new) ** settings.alpha_power
+        return weight / (weight + 1 - settings.alpha)
+
+    def label_loss(self, step: Step) -> "Tensor":
+        """CE of the labels that there are; with `old_labels=negative` of all classes."""
+        if self.config.of(Distillation).old_labels == "negative":
+            return self.classify(step, step.logits, step.targets)
+        return self.classify_known(replace(step, logits=step.logits + self.adjustment))
+
+    def prior_loss(self, step: Step) -> "Tensor | None":
+        """KD of the old classes whose labels are not known; none in the base task, or if the settings say so."""
+        if self.config.of(Distillation).old_labels != "kd" or step.prior_logits is None:
+            return None
+        unknown = None if step.known is None else ~step.known[:, : step.old]
+        return self.distil(step, step.logits[:, : step.old], step.prior_logits.sigmoid(), unknown)

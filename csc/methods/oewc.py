@@ -4,13 +4,13 @@ from typing import TYPE_CHECKING
 
 from csc.config.schema import AtLeast1, NotNegative, Settings, Unit
 from csc.methods import register
-from csc.methods.base import Lesson
 from csc.methods.finetune import FineTune
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from csc.nets.network import Network
+    from csc.training.objective import Objective
 
 __all__ = ["Oewc", "OnlineEWC"]
 
@@ -58,19 +58,19 @@ class OnlineEWC(FineTune):
         stars = [self._on(value, f"star.{name}") for name, value in held.items()]
         return {"ewc": self.config.of(Oewc).weight * quadratic_penalty(fishers, stars, list(held.values()))}
 
-    def finish(self, lesson: Lesson) -> None:
+    def finish(self, objective: "Objective") -> None:
         """Estimate the Fisher information of the task and keep the weights."""
         import torch
 
         from csc.methods.losses import binary_cross_entropy
 
-        network, settings = lesson.network.eval(), self.config.of(Oewc)
+        network, settings = objective.network.eval(), self.config.of(Oewc)
         learned = {name: value for name, value in network.named_parameters() if value.requires_grad}
         fisher: dict[str, Tensor] = {}
         images = 0
-        for batch in lesson.plain_batches(settings.batch_size, settings.samples):
-            logits, targets = network(batch.images)[:, -lesson.new :], batch.targets[:, -lesson.new :]
-            likelihood = -lesson.new * binary_cross_entropy(logits, targets)  # Σ over classes, mean over images
+        for batch in objective.plain_batches(settings.batch_size, settings.samples):
+            logits, targets = network(batch.images)[:, -objective.new :], batch.targets[:, -objective.new :]
+            likelihood = -objective.new * binary_cross_entropy(logits, targets)  # Σ over classes, mean over images
             gradients = torch.autograd.grad(likelihood, list(learned.values()), allow_unused=True)
             for name, gradient in zip(learned, gradients, strict=True):
                 if gradient is not None:  # layers of a backbone that lie behind its last maps have none

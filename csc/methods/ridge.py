@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Literal, cast
 from csc.config.schema import AtLeast0, Config, NotNegative, Settings
 from csc.errors import BadConfig
 from csc.methods import register
-from csc.methods.base import HEADS, HeadKind, Lesson, Method
+from csc.methods.base import HEADS, HeadKind, Method
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from csc.nets.analytic import AnalyticHead
     from csc.nets.head import Head
+    from csc.training.objective import Objective
 
 __all__ = ["Ridge", "RidgeRegression"]
 
@@ -86,12 +87,17 @@ class RidgeRegression(Method):
         if config.max_entropy.beta:
             raise BadConfig(f"max_entropy.beta: method '{config.method}' has no loss to add it to; leave it at 0")
 
-    def solve(self, lesson: Lesson) -> dict[str, float]:
+    @classmethod
+    def is_random(cls, config: Config) -> bool:
+        """Only random features are, and weights of the backbone that are not given."""
+        return config.of(Ridge).hidden > 0 or config.init == "scratch" or config.input.augment
+
+    def solve(self, objective: "Objective") -> dict[str, float]:
         """Add the task's images to the sums, solve, and turn scores into probabilities."""
         import torch
 
-        settings, head = self.config.of(Ridge), cast("AnalyticHead", lesson.network.head)
-        pooled, labels = lesson.features(head.pooled), lesson.labels()
+        settings, head = self.config.of(Ridge), cast("AnalyticHead", objective.network.head)
+        pooled, labels = objective.features(head.pooled), objective.labels()
         if not self.state and settings.standardise:
             head.standardise(pooled)
         size = head.linear.in_features + 1  # the last is the constant
@@ -99,12 +105,12 @@ class RidgeRegression(Method):
         C = torch.zeros(size, labels.shape[1], dtype=torch.float64)
         if "C" in self.state:
             C[:, : self.state["C"].shape[1]] = self.state["C"]
-        fresh = self._fresh(lesson)
+        fresh = self._fresh(objective)
         for first in range(0, len(pooled), CHUNK):
             rows = slice(first, first + CHUNK)
-            h = head.expanded(pooled[rows].to(lesson.device)).cpu().double()
+            h = head.expanded(pooled[rows].to(objective.device)).cpu().double()
             h = torch.cat([h, h.new_ones(len(h), 1)], dim=1)
-            y, weights = self.weighted(h, labels[rows].double(), lesson)
+            y, weights = self.weighted(h, labels[rows].double(), objective)
             A = A + (weights * fresh[rows].unsqueeze(1) * h).T @ h
             C = C + (weights * h).T @ y
         self.state |= {"A": A, "C": C}
@@ -113,7 +119,7 @@ class RidgeRegression(Method):
         error = (W * (A @ W - 2 * C)).sum() / A[-1, -1] + C[-1].sum() / A[-1, -1]  # y² = y
         return {"squared_error": float(error) / C.shape[1]}
 
-    def weighted(self, h: "Tensor", labels: "Tensor", lesson: Lesson) -> "tuple[Tensor, Tensor]":
+    def weighted(self, h: "Tensor", labels: "Tensor", objective: "Objective") -> "tuple[Tensor, Tensor]":
         """The targets of some images (B, n), and how much each image counts (B, 1)."""
         return labels, labels.new_ones(len(labels), 1)
 
@@ -129,11 +135,11 @@ class RidgeRegression(Method):
         W[:size] = torch.linalg.solve(solved, C[:size])
         return W
 
-    def _fresh(self, lesson: Lesson) -> "Tensor":
+    def _fresh(self, objective: "Objective") -> "Tensor":
         """Which images were in no task before (images,); with `once` the others are left out of A."""
         import torch
 
-        digests = lesson.image_digests()
+        digests = objective.image_digests()
         if not self.config.of(Ridge).once:
             return torch.ones(len(digests), dtype=torch.float64)
         known = self.state.get("images", digests[:0])

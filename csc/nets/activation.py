@@ -3,21 +3,24 @@
     CI-GCN          its masks M over space                               (eq. 3 of the paper)
     KRT             attention of each task's tokens on the image, the same for the classes of a task
     prompts         attention rollout of the transformer, from its prompts to the patches, the same for all classes
-    any other head  what it says of each position alone; for a linear head, these are its class activation maps W F
+    linear          attention rollout of a transformer, from the positions that speak for a class to the patches
+    any other       what the head says of each position alone; for a linear head, its class activation maps W F
 
 They decide no number.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import singledispatch
+from functools import reduce, singledispatch
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from csc.nets.attention import IncrementalCrossAttention
+from csc.nets.backbone import Backbone
 from csc.nets.ci_gcn import CIGCN
+from csc.nets.head import LinearHead
 from csc.nets.network import Network
 from csc.nets.prompts import PromptedBackbone
 
@@ -26,12 +29,17 @@ __all__ = ["class_activation_maps"]
 
 def class_activation_maps(network: Network, images: Tensor) -> Tensor:
     """What the network gets, uint8 images or cached maps, to maps (B, classes, h, w), each from 0 to 1."""
-    if isinstance(network.backbone, PromptedBackbone):
-        with _attention(network.backbone.net) as weights:
+    backbone, head = network.backbone, network.head
+    if isinstance(backbone, PromptedBackbone):
+        with _attention(backbone.net) as weights:
             classes = network(images).shape[1]
-        found = rollout(network.backbone, weights).unsqueeze(1).expand(-1, classes, -1, -1)
+        found = _from_prompts(backbone, weights).unsqueeze(1).expand(-1, classes, -1, -1)
+    elif isinstance(head, LinearHead) and isinstance(backbone, Backbone) and _attends(backbone.net):
+        with _attention(backbone.net) as weights:
+            said = maps_of(head, network.features(images))
+        found = _from_positions(said, rollout(weights)[:, backbone.net.num_prefix_tokens :])
     else:
-        found = maps_of(network.head, network.features(images))
+        found = maps_of(head, network.features(images))
     low, high = (bound(found.float(), dim=(2, 3), keepdim=True) for bound in (torch.amin, torch.amax))
     return (found - low) / (high - low).clamp(min=torch.finfo(torch.float32).tiny)
 
@@ -56,6 +64,13 @@ def _(head: IncrementalCrossAttention, F: Tensor) -> Tensor:
     return of_tasks[:, tasks.to(F.device)].view(len(F), -1, *F.shape[2:])
 
 
+def _attends(net: Any) -> bool:
+    """Whether a network is a timm transformer whose blocks tell their attention between all tokens."""
+    layers = [getattr(block, "attn", None) for block in getattr(net, "blocks", ())]
+    tells = all(hasattr(layer, "fused_attn") and hasattr(layer, "attn_drop") for layer in layers)
+    return bool(layers) and tells and hasattr(net, "num_prefix_tokens")
+
+
 @contextmanager
 def _attention(net: Any) -> Iterator[list[Tensor]]:
     """The attention of each block of a timm transformer in the passes of the context, (B, heads, tokens, tokens)."""
@@ -72,15 +87,21 @@ def _attention(net: Any) -> Iterator[list[Tensor]]:
             hook.remove()
 
 
-def rollout(backbone: PromptedBackbone, weights: list[Tensor]) -> Tensor:
-    """What reaches the prompts from each patch through all blocks (B, h, w), half of it by each block's residual."""
+def rollout(weights: Sequence[Tensor]) -> Tensor:
+    """What each token has from each token before all blocks (B, tokens, tokens); residuals are half of a block."""
+    same = torch.eye(weights[0].shape[-1], device=weights[0].device)
+    return reduce(lambda reached, layer: (layer.mean(dim=1) + same) / 2 @ reached, weights, same)
+
+
+def _from_prompts(backbone: PromptedBackbone, weights: Sequence[Tensor]) -> Tensor:
+    """What reaches the prompts from each patch (B, h, w)."""
     depth, first = len(backbone.net.blocks), backbone.net.num_prefix_tokens
-    reached: Tensor | None = None
-    for layer in weights[-depth:]:  # the pass with prompts is the second
-        A = layer.mean(dim=1) / 2 + torch.eye(layer.shape[-1], device=layer.device) / 2
-        reached = A if reached is None else A @ reached
-    assert reached is not None
-    prompts = backbone.chosen * backbone.prompts.shape[1]
-    seen = reached[:, first : first + prompts, first + prompts :].mean(dim=1)
-    side = round(seen.shape[1] ** 0.5)
-    return seen.view(len(seen), side, -1)
+    patches = first + backbone.chosen * backbone.prompts.shape[1]
+    seen = rollout(weights[-depth:])[:, first:patches, patches:].mean(dim=1)  # the pass with prompts is the second
+    return seen.view(len(seen), round(seen.shape[1] ** 0.5), -1)
+
+
+def _from_positions(said: Tensor, reached: Tensor) -> Tensor:
+    """What reaches the positions that speak for a class from each patch, given what each says of it (B, n, h, w)."""
+    speaking = said.flatten(2).softmax(dim=2)  # (B, n, P), as the masks of CI-GCN
+    return (speaking @ reached[..., -speaking.shape[2] :]).view_as(said)

@@ -50,7 +50,7 @@ class AnalyticHead(Head):
         """A head with the same settings and fresh weights for another number of classes."""
         return AnalyticHead(self.features, classes, self.config, self.seed)
 
-    def represented(self, maps: Tensor) -> tuple[Tensor, Tensor]:
+    def logits_and_features(self, maps: Tensor) -> tuple[Tensor, Tensor]:
         """Logits, and h (B, hidden or features) that they are read from."""
         h = self.expanded(self.pooled(maps))
         log_odds = self.linear(h) * cast(Tensor, self.scale) + cast(Tensor, self.shift)

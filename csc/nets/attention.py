@@ -68,7 +68,7 @@ class IncrementalCrossAttention(Head):
             names += [f"tokens.{task}", *(f"heads.{task}.{name}" for name, _ in head.named_parameters())]
         return names
 
-    def represented(self, maps: Tensor) -> tuple[Tensor, Tensor]:
+    def logits_and_features(self, maps: Tensor) -> tuple[Tensor, Tensor]:
         """Logits, and the embeddings (B, tasks, width) that they are read from."""
         embeddings = self.block(self.transfer, torch.cat([*self.tokens]), self.image_tokens(maps))
         logits = [head(embeddings[:, task]) for task, head in enumerate(self.heads)]

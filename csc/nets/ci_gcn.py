@@ -65,7 +65,7 @@ class CIGCN(Head):
         """See `Head`."""
         return CIGCN(self.features, classes, self.config)
 
-    def represented(self, maps: Tensor) -> tuple[Tensor, Tensor]:
+    def logits_and_features(self, maps: Tensor) -> tuple[Tensor, Tensor]:
         """Logits, and the class nodes (B, n, D2) that the graph's part of them is read from."""
         F = maps.flatten(2).transpose(1, 2).contiguous()  # (B, P, features), P = h·w; channels-last maps as is
         S = self.class_maps(F)  # (B, P, n)

@@ -15,10 +15,10 @@ class Head(nn.Module):
 
     def forward(self, maps: Tensor) -> Tensor:
         """(B, features, h, w) → logits (B, classes)."""
-        return self.represented(maps)[0]
+        return self.logits_and_features(maps)[0]
 
-    def represented(self, maps: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits, and what they are read from."""
+    def logits_and_features(self, maps: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits, and the features that they are computed from: of the image, or of each class."""
         raise NotImplementedError
 
     def resized(self: AnyHead, classes: int) -> AnyHead:
@@ -37,7 +37,7 @@ class LinearHead(Head):
         """See `Head`."""
         return LinearHead(self.linear.in_features, classes)
 
-    def represented(self, maps: Tensor) -> tuple[Tensor, Tensor]:
+    def logits_and_features(self, maps: Tensor) -> tuple[Tensor, Tensor]:
         """Logits, and the pooled features (B, features)."""
         pooled = maps.mean(dim=(2, 3))
         return self.linear(pooled), pooled

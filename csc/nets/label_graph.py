@@ -36,7 +36,7 @@ class LabelGraph(Head):
         """See `Head`."""
         return LabelGraph(self.features, classes, self.width)
 
-    def represented(self, maps: Tensor) -> tuple[Tensor, Tensor]:
+    def logits_and_features(self, maps: Tensor) -> tuple[Tensor, Tensor]:
         """Logits, and the classifiers H as every image sees them (B, classes, features)."""
         Z, E = cast(Tensor, self.statistical_cm), cast(Tensor, self.embeddings)
         H = Z @ (leaky_relu(Z @ (E @ self.W_1), SLOPE) @ self.W_2)

@@ -52,7 +52,7 @@ class Network(nn.Module):
         if not intermediates:
             return cast(Tensor, self.head(self.features(images)))
         seen = self.backbone.intermediates(self._normalised(images))
-        logits, representation = self.head.represented(seen.maps)
+        logits, representation = self.head.logits_and_features(seen.maps)
         return Outputs(logits, representation, seen.stages, seen.pull)
 
     def on_maps(self) -> "Network":

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from csc.artifacts import Run, TaskResult
+from csc.artifacts import Metrics, Run, TaskResult
 from csc.report.paper import paper_numbers
 from csc.report.svg import (
     WIDTH,
@@ -12,7 +12,6 @@ from csc.report.svg import (
     circle,
     compact,
     cut,
-    escape,
     label,
     legend,
     percent_grid,
@@ -20,12 +19,19 @@ from csc.report.svg import (
     polyline,
     spread,
     svg,
-    theme,
     ticks,
     title,
 )
 
-__all__ = ["ap_heatmap", "confidence", "curve", "curves", "escape", "precision_recall_bars", "task_matrix", "theme"]
+__all__ = [
+    "ap_heatmap",
+    "confidence",
+    "confidences",
+    "curve",
+    "curves",
+    "precision_recall_bars",
+    "task_matrix",
+]
 
 SERIES = {"mAP": "first", "CF1": "second", "OF1": "third"}
 # Of many lines: colours that stay apart on light and dark ground, then the same dashed.
@@ -58,15 +64,16 @@ def curve(run: Run, width: float = WIDTH) -> str:
 
 
 def curves(lines: Mapping[str, Sequence[float]], seen: Sequence[int], width: float = WIDTH) -> str:
-    """Draw the mAP of several methods over the number of classes seen, each named at its end.
+    """Draw the mAP of several methods over the number of classes seen, each named at its end, or below on a phone.
 
     Args:
         lines: by name, a value per task.
         seen: classes after each task.
         width: of the figure.
     """
-    left, right, top = 46, width - 210, 14
-    bottom = max(300, top + 15 * len(lines))
+    narrow = width < 600
+    left, right, top = 46, width - (12 if narrow else 210), 14
+    bottom = 300 if narrow else max(300, top + 15 * len(lines))
     xs, marks = _course(seen, left, right, top, bottom)
     ends = []
     for index, (name, values) in enumerate(lines.items()):
@@ -77,12 +84,14 @@ def curves(lines: Mapping[str, Sequence[float]], seen: Sequence[int], width: flo
         marks.append(polyline(list(zip(xs, ys, strict=True)), "", paint))
         for x, y, count, value in zip(xs, ys, seen, values, strict=True):
             marks.append(circle(x, y, 4, "", f"{name}, {count} classes: mAP {value:.1f}", f' fill="{colour}"'))
-        ends.append((ys[-1], f"{cut(name, 24)} {values[-1]:.1f}", colour, name))
-    apart = spread([y for y, *_ in ends], gap=15, lowest=bottom)
+        ends.append((ys[-1], f"{cut(name, 40 if narrow else 24)} {values[-1]:.1f}", colour, name))
+    below = [bottom + 62.0 + 18 * index for index in range(len(ends))]
+    apart = below if narrow else spread([y for y, *_ in ends], gap=15, lowest=bottom)
+    x = left if narrow else right + 10
     for y, (_, text, colour, name) in zip(apart, ends, strict=True):
-        marks.append(f'<rect fill="{colour}" x="{right + 10}" y="{y - 5:.1f}" width="9" height="9" rx="2"/>')
-        marks.append(label(right + 25, y + 4, text, "small", tip=name))
-    return svg(width, bottom + 46, "mAP after each task", marks)
+        marks.append(f'<rect fill="{colour}" x="{x}" y="{y - 5:.1f}" width="9" height="9" rx="2"/>')
+        marks.append(label(x + 15, y + 4, text, "small", tip=name))
+    return svg(width, below[-1] + 14 if narrow else bottom + 46, "mAP after each task", marks)
 
 
 def _course(seen: Sequence[int], left: float, right: float, top: float, bottom: float) -> tuple[list[float], list[str]]:
@@ -143,10 +152,28 @@ def task_matrix(run: Run, width: float = WIDTH) -> str:
 
 def confidence(run: Run, width: float = WIDTH) -> str:
     """Draw how confident the last model is of labels that are there and of labels that are not."""
-    left, right, top, bottom = 40, width - 10, 44, 250
-    bins = run.last.metrics["confidence"]
-    edges, threshold = bins["edges"], run.last.metrics["threshold"]
-    decades = math.ceil(math.log10(max(10, *bins["positives"], *bins["negatives"])))
+    return confidences({"": run.last.metrics}, width)
+
+
+def confidences(models: Mapping[str, Metrics], width: float = WIDTH) -> str:
+    """Draw how confident models are of labels that are there and of labels that are not, all in one scale."""
+    counts = [count for model in models.values() for kind in _MEANING for count in model.confidence[kind]]
+    decades = math.ceil(math.log10(max(10, *counts)))
+    across = 2 if width > 600 and len(models) > 1 else 1
+    side, tall = (width - 36 * (across - 1)) / across, 296 if len(models) == 1 else 326
+    marks = legend(40, {"second": "label absent", "first": "label present"})
+    for number, (name, model) in enumerate(models.items()):
+        left, top = 40 + number % across * (side + 36), 44 + number // across * tall
+        if name:
+            top += 30
+            marks.append(label(left - 30, top - 36, cut(name, round(side / 7.8)), "strong", tip=name))
+        marks += _histogram(model, left, left + side - 50, top, top + 206, decades)
+    return svg(width, tall * math.ceil(len(models) / across), "Confidences of the last model", marks)
+
+
+def _histogram(model: Metrics, left: float, right: float, top: float, bottom: float, decades: int) -> list[str]:
+    """Bars of labels by confidence, their counts on a logarithmic scale, and the threshold."""
+    bins, threshold = model.confidence, model.threshold
 
     def y_of(count: float) -> float:  # one count must be seen, so the axis begins below 1
         return bottom - (bottom - top) * (math.log10(count) + 0.3) / (decades + 0.3)
@@ -156,26 +183,24 @@ def confidence(run: Run, width: float = WIDTH) -> str:
 
     marks = []
     for power in range(decades + 1):
-        marks.append(f'<path class="grid" d="M{left} {y_of(10**power):.1f}H{right}"/>')
+        marks.append(f'<path class="grid" d="M{left:.1f} {y_of(10**power):.1f}H{right:.1f}"/>')
         marks.append(label(left - 8, y_of(10**power) + 4, compact(10**power), "muted", "end"))
-    gap = 4 if width > 600 else 1
-    for index, (low, high) in enumerate(pairwise(edges)):
+    gap = 4 if right - left > 600 else 1
+    for index, (low, high) in enumerate(pairwise(bins["edges"])):
         room = (x_of(high) - x_of(low)) / 2 - gap - 1
         for side, (kind, css) in enumerate((("negatives", "second"), ("positives", "first"))):
-            if count := bins[kind][index]:
+            if count := int(bins[kind][index]):
                 x, y = x_of(low) + gap + side * (room + 2), y_of(count)
                 tip = f"confidence {low:g} to {high:g}: {count:,} labels {_MEANING[kind]}"
                 marks.append(bar(x, y, room, bottom - y, css, tip))
                 if room > 20:
                     marks.append(label(x + room / 2, y - 4, compact(count), "small muted", "middle"))
-    marks.append(f'<path class="axis" d="M{left} {bottom}H{right}"/>')
-    marks += ticks([x_of(edge) for edge in edges], [f"{edge:g}" for edge in edges], bottom)
+    marks.append(f'<path class="axis" d="M{left:.1f} {bottom:.1f}H{right:.1f}"/>')
+    marks += ticks([x_of(edge) for edge in bins["edges"]], [f"{edge:g}" for edge in bins["edges"]], bottom)
     marks.append(label((left + right) / 2, bottom + 38, "confidence", "muted", "middle"))
-    marks.append(f'<path class="dashed" d="M{x_of(threshold):.1f} {top - 12}V{bottom}"/>')
+    marks.append(f'<path class="dashed" d="M{x_of(threshold):.1f} {top - 12:.1f}V{bottom:.1f}"/>')
     x, anchor = (x_of(threshold) + 6, "start") if threshold < 0.5 else (x_of(threshold) - 6, "end")
-    marks.append(label(x, top - 14, f"threshold {threshold:g}", "muted", anchor))
-    marks += legend(left, {"second": "label absent", "first": "label present"})
-    return svg(width, bottom + 46, "Confidences of the last model", marks)
+    return [*marks, label(x, top - 14, f"threshold {threshold:g}", "muted", anchor)]
 
 
 def precision_recall_bars(run: Run, width: float = WIDTH) -> str:

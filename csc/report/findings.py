@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from csc.artifacts import Run
 from csc.data.evidence import Evidence, Reliability, TaskFacts
-from csc.report.calibration import ece
 from csc.report.images import forgotten
 from csc.report.paper import paper_numbers
+from csc.report.reliability import ece
 from csc.report.table import shortened
 
 __all__ = ["Finding", "findings"]
@@ -31,7 +31,7 @@ def findings(run: Run, evidence: Sequence[Evidence] = ()) -> list[Finding]:
         facts = evidence[-1].facts
         found += [*_never_predicted(run, facts), *_balance(run), *_calibration(facts), *_lost_images(evidence)]
     else:
-        found += _balance(run)
+        found += [*_nothing_found(run), *_balance(run)]
     return found
 
 
@@ -84,12 +84,25 @@ def _never_predicted(run: Run, facts: TaskFacts) -> list[Finding]:
     above = [counts[min(round(100 * threshold), 99)] for counts in facts.predicted]
     silent = [name for name, count in zip(facts.classes, above, strict=True) if count == 0]
     if len(silent) == len(facts.classes):
-        return [Finding("bad", f"No score exceeds {threshold:g}, so nothing is predicted: CF1 and OF1 are 0.")]
+        text = f"No score exceeds {threshold:g}, so nothing is predicted: CF1 and OF1 are 0.{_at_own(run)}"
+        return [Finding("bad", text)]
     if silent:
         are = "class is" if len(silent) == 1 else "classes are"
         why = f"never predicted, as no score of theirs exceeds {threshold:g}"
         return [Finding("bad", f"{len(silent)} {are} {why}: {shortened(silent, 60)}.")]
     return []
+
+
+def _nothing_found(run: Run) -> list[Finding]:
+    threshold = run.last.metrics.threshold
+    text = f"Nothing is predicted correctly above {threshold:g}: CF1 and OF1 are 0.{_at_own(run)}"
+    return [] if run.last.metrics.OF1 else [Finding("bad", text)]
+
+
+def _at_own(run: Run) -> str:
+    """What the thresholds are worth that `csc predict` uses."""
+    own = run.last.metrics.CF1_own
+    return f" At the model's own thresholds, from its training images, CF1 is {own:.1f}." if own else ""
 
 
 def _balance(run: Run) -> list[Finding]:
@@ -113,7 +126,8 @@ def _calibration(facts: TaskFacts) -> list[Finding]:
         confidence, share = worst
         over = confidence > share
         kind, only = ("over-confident", "only ") if over else ("under-confident", "")
-        example = f"of labels scored about {confidence:.2f}, {only}{100 * share:.0f} % are present"
+        part = f"{only}{100 * share:.0f} % are" if share >= 0.005 else "none is"
+        example = f"of labels scored about {confidence:.2f}, {part} present"
         found.append(Finding("bad", f"{name.capitalize()} classes are {kind}: {example}."))
     errors = {name: ece(bins) for name, bins in facts.reliability.items()}
     if not found:

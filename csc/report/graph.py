@@ -40,8 +40,8 @@ def _chosen(tasks: Sequence[TaskFacts]) -> list[TaskFacts]:
     earlier = list(tasks[:-1])
     if len(earlier) <= _MOST:
         return earlier
-    places = np.linspace(0, len(earlier) - 1, _MOST).round().astype(int)
-    return [earlier[place] for place in places]
+    indices = np.linspace(0, len(earlier) - 1, _MOST).round().astype(int)
+    return [earlier[index] for index in indices]
 
 
 def _matrix(
@@ -97,10 +97,10 @@ def pairs_across_tasks(tasks: Sequence[TaskFacts], most: int = 5) -> list[tuple[
     arrival = np.searchsorted(bounds, np.arange(len(matrix)), side="right")
     across = np.where(arrival[:, None] != arrival[None, :], np.abs(matrix), 0)
     strongest = np.argsort(-across, axis=None, kind="stable")[:most]
-    places = [(int(index) // len(matrix), int(index) % len(matrix)) for index in strongest]
+    positions = [(int(index) // len(matrix), int(index) % len(matrix)) for index in strongest]
     return [
         (last.classes[row], last.classes[column], float(matrix[row, column]))
-        for row, column in places
+        for row, column in positions
         if across[row, column] > 0
     ]
 

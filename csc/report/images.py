@@ -11,7 +11,7 @@ from csc.data.evidence import Evidence, Sight, TaskFacts
 from csc.report.overlay import data_uri, heat_colours, png
 from csc.report.svg import escape
 
-__all__ = ["Pictures", "by_class", "forgotten", "memory", "stories"]
+__all__ = ["Pictures", "by_class", "followed", "forgotten", "memory"]
 
 _KINDS = {
     "hit": ("Right", "present and predicted, the most confident first"),
@@ -25,7 +25,7 @@ _NONE = {
     "miss": "None: every test image of this class is found.",
     "forgotten": "None of its sample images was lost.",
 }
-_STORIES = 3
+_FOLLOWED = 3
 
 After = dict[tuple[int, str, str], Sight]  # by task, class and image: what the model after the task says
 Lost = dict[str, list[tuple[Sight, float, int]]]  # by class: the sight now, the best score before, after which task
@@ -126,7 +126,7 @@ def forgotten(evidence: Sequence[Evidence]) -> tuple[Lost, int]:
     return dict(lost), known
 
 
-def stories(evidence: Sequence[Evidence], pictures: Pictures) -> str:
+def followed(evidence: Sequence[Evidence], pictures: Pictures) -> str:
     """Some images with several classes, each class after each task: what is learned, kept and lost (figure 6)."""
     last = evidence[-1]
     by_image: dict[str, list[Sight]] = defaultdict(list)
@@ -137,10 +137,10 @@ def stories(evidence: Sequence[Evidence], pictures: Pictures) -> str:
     after = {(task.facts.task, sight.name, sight.image_id): sight for task in evidence for sight in task.of("panel")}
     appearances = Counter(image_id for _, _, image_id in after)  # an image of early classes has more to tell
     complete.sort(key=lambda sights: (-appearances[sights[0].image_id], sights[0].image_id))
-    return "\n".join(_story(sights, after, last.facts, pictures) for sights in complete[:_STORIES])
+    return "\n".join(_followed(sights, after, last.facts, pictures) for sights in complete[:_FOLLOWED])
 
 
-def _story(sights: Sequence[Sight], after: After, facts: TaskFacts, pictures: Pictures) -> str:
+def _followed(sights: Sequence[Sight], after: After, facts: TaskFacts, pictures: Pictures) -> str:
     """One image as it is, and a row for each class in it with what each model said."""
     tasks = sorted({task for task, _, _ in after})
     head = "".join(f"<th>after {task}</th>" for task in tasks)
@@ -152,7 +152,7 @@ def _story(sights: Sequence[Sight], after: After, facts: TaskFacts, pictures: Pi
     first = sights[0]
     plain = pictures.shot(Sight("panel", "", first.image_id, 0.0, [], first.thumbnail), "", first.image_id)
     grid = f'<div class="wide"><table><tr><th></th>{head}</tr>{"".join(rows)}</table></div>'
-    return f'<div class="story">{plain}{grid}</div>'
+    return f'<div class="followed">{plain}{grid}</div>'
 
 
 def _after(then: Sight | None, sight: Sight, task: int, threshold: float, pictures: Pictures) -> str:

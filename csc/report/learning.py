@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from csc.data.evidence import TaskFacts
 from csc.report.svg import WIDTH, circle, label, legend, polyline, svg
 
-__all__ = ["duration", "losses", "speed"]
+__all__ = ["duration", "losses", "speed", "terms"]
 
 _NO_TERMS = ("loss", "images_per_second", "waiting")  # their sum, and what else is logged of an epoch
 _COLOURS = ("first", "second", "third", "fourth")
@@ -15,9 +15,8 @@ _COLOURS = ("first", "second", "third", "fourth")
 def losses(tasks: Sequence[TaskFacts], width: float = WIDTH) -> str:
     """Draw the terms of the loss over the epochs of all tasks, one after the other."""
     left, right, top, bottom = 46, width - 12, 44, 250
-    terms = list(dict.fromkeys(term for task in tasks for epoch in task.epochs for term in epoch))
-    terms = [term for term in terms if term not in _NO_TERMS][: len(_COLOURS)] or ["loss"]
-    values = [epoch[term] for task in tasks for epoch in task.epochs for term in terms if term in epoch]
+    drawn = terms(tasks)
+    values = [epoch[term] for task in tasks for epoch in task.epochs for term in drawn if term in epoch]
     low, high = min(0.0, *values), max(values) or 1.0
     epochs = sum(len(task.epochs) for task in tasks)
 
@@ -36,7 +35,7 @@ def losses(tasks: Sequence[TaskFacts], width: float = WIDTH) -> str:
         marks.append(f'<path class="grid" d="M{x_of(start):.1f} {top - 6}V{bottom}"/>')
         if (x_of(start + len(task.epochs)) - x_of(start)) > 44:
             marks.append(label(x_of(start) + 4, top - 8, f"task {task.task}", "small muted"))
-        for term, css in zip(terms, _COLOURS, strict=False):
+        for term, css in zip(drawn, _COLOURS, strict=False):
             points = [
                 (x_of(start + number + 0.5), y_of(epoch[term]), epoch[term], number + 1)
                 for number, epoch in enumerate(task.epochs)
@@ -50,8 +49,14 @@ def losses(tasks: Sequence[TaskFacts], width: float = WIDTH) -> str:
         start += len(task.epochs)
     marks.append(f'<path class="axis" d="M{left} {y_of(0):.1f}H{right}"/>')
     marks.append(label((left + right) / 2, bottom + 24, "epochs, task after task", "muted", "middle"))
-    marks += legend(left, dict(zip(_COLOURS, terms, strict=False)))
+    marks += legend(left, dict(zip(_COLOURS, drawn, strict=False)))
     return svg(width, bottom + 34, "Losses over the epochs", marks)
+
+
+def terms(tasks: Sequence[TaskFacts]) -> list[str]:
+    """The terms of the loss that were logged, as many as there are colours; their sum if it is all there is."""
+    logged = dict.fromkeys(name for task in tasks for epoch in task.epochs for name in epoch)
+    return [name for name in logged if name not in _NO_TERMS][: len(_COLOURS)] or [n for n in logged if n == "loss"]
 
 
 def _round_values(low: float, high: float) -> list[float]:

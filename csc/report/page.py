@@ -1,8 +1,8 @@
 """The page of a run: its results, and the evidence for them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from csc.artifacts import Run
+from csc.artifacts import Metrics, Run
 from csc.config import methods
 from csc.data.evidence import Evidence
 from csc.report import figures, sections
@@ -12,24 +12,31 @@ from csc.report.learning import duration
 from csc.report.paper import NUMBERS, paper_numbers
 from csc.report.shell import figure, html_table, page_of, table_row
 from csc.report.svg import escape
-from csc.report.table import METRICS, averages, comparison, facts, notes
+from csc.report.table import METRICS, averages, comparison, facts, notes, old_classes_text
 
 __all__ = ["page_of", "render", "table_row"]
 
 
-def render(run: Run, evidence: Sequence[Evidence] = ()) -> str:
+def render(
+    run: Run,
+    evidence: Sequence[Evidence] = (),
+    max_entropy: Mapping[str, Run] = {},
+    old_classes: Metrics | None = None,
+) -> str:
     """Return the page of a run.
 
     Args:
         run: its results.
         evidence: of its tasks, as far as there is any; the last must be that of the last task to be used.
+        max_entropy: the run and another that differs only in max-entropy, by name, the one without it first.
+        old_classes: of an extended model, its metrics on images that label the classes it knew before.
     """
     usable = evidence if evidence and evidence[-1].facts.task == run.last.task else ()
     pictures = Pictures()
     parts = {
-        "Course": _course(run),
+        "Course": _course(run, old_classes),
         "Classes": _classes(run, usable),
-        "Confidence": sections.confidence(run, usable),
+        "Confidence": sections.confidence(run, usable, max_entropy),
         "Images": sections.images(usable, pictures),
         "Over time": sections.over_time(usable, pictures),
         "Label graph": sections.label_graph(usable),
@@ -90,7 +97,7 @@ def _comparison(run: Run) -> str:
     return f'{html_table(["", *NUMBERS.values()], rows, "comparison")}<p class="note">{apart}</p>'
 
 
-def _course(run: Run) -> str:
+def _course(run: Run, old_classes: Metrics | None) -> str:
     """What happened from task to task."""
     reading = "the less a line falls, the less was forgotten"
     if paper_numbers(run.scenario, run.method) is not None:
@@ -109,7 +116,19 @@ def _course(run: Run) -> str:
 <h3>Tasks</h3>
 <p>Numbers are percent on the test images that show a class seen so far; forgetting is the mean AP, in points, that
 earlier classes have lost since their best.</p>
-{_tasks(run)}{matrix}"""
+{_tasks(run)}{_old_classes(old_classes) if old_classes else ""}{matrix}"""
+
+
+def _old_classes(judged: Metrics) -> str:
+    """What an extended model makes of the classes that it knew before, on other images than the new ones."""
+    head = ["class", "AP", "before", "lost"]
+    rows = [
+        [name, f"{ap:.1f}", f"{judged.best_AP[name]:.1f}", f"{judged.best_AP[name] - ap:.1f}"]
+        for name, ap in judged.AP.items()
+    ]
+    return f"""<h3>Old classes</h3>
+<p>{escape(old_classes_text(judged))}. These are not the images of the table above, so the two are not averaged.</p>
+{html_table(head, rows, "tasks sortable")}"""
 
 
 def _tasks(run: Run) -> str:
@@ -137,5 +156,13 @@ is what it has lost by the end.</p>
 {figure(lambda width: figures.ap_heatmap(run, width))}
 {sections.class_table(run, evidence)}
 <h3>Precision and recall</h3>
-<p>Recall above precision means that the model says yes too easily; max-entropy is there to close this gap.</p>
+{_precision_and_recall(run)}"""
+
+
+def _precision_and_recall(run: Run) -> str:
+    if not any(task.metrics.OP for task in run.tasks):
+        nothing = f"Nothing is predicted correctly above {run.last.metrics.threshold:g} after any task"
+        return f"<p>{nothing}: precision and recall are 0.</p>"
+    return f"""<p>Recall above precision means that the model says yes too easily; max-entropy is there to close this
+gap.</p>
 {figure(lambda width: figures.precision_recall_bars(run, width))}"""

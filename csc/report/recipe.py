@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from dataclasses import replace
 
 from csc.artifacts import Run
 from csc.config import resolve
@@ -30,8 +31,12 @@ def compared_settings(run: Run, facts: TaskFacts) -> list[tuple[str, str, str]]:
 
 def command(run: Run, facts: TaskFacts) -> str:
     """The command that makes the run again, from the same data with the same code."""
+    scenario = Scenario.parse(run.scenario)
     words = ["csc", "run", run.scenario, "--method", run.method, "--seed", str(run.seed)]
-    if Scenario.parse(run.scenario).dataset != "digits":  # which make themselves
+    if scenario.added:
+        extended = f"models:/{replace(scenario, added=()).name}-{run.method}@task-{run.last.task - 1:02d}"
+        words = ["csc", "extend", extended, "--seed", str(run.seed)]
+    if scenario.added or scenario.dataset != "digits":  # which make themselves
         words += ["--data", facts.data]
     for key, value, _ in compared_settings(run, facts):
         words += ["--set", f"{key}={value}"]

@@ -1,15 +1,17 @@
 """The parts of a run's page that show its evidence; each is empty where there is nothing to show."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from csc.artifacts import Metrics, Run
 from csc.data.evidence import THRESHOLDS, Evidence, TaskFacts
-from csc.report import calibration, figures, graph, learning
+from csc.report import figures, graph, learning, reliability
 from csc.report import images as pictures_of
-from csc.report.calibration import at_threshold
 from csc.report.images import Pictures
 from csc.report.recipe import command, compared_settings
+from csc.report.reliability import at_threshold
 from csc.report.shell import figure, html_table
 from csc.report.svg import escape
 
@@ -43,13 +45,14 @@ def _rate(part: int, whole: int) -> str:
     return f"{100 * part / max(whole, 1):.1f}"
 
 
-def confidence(run: Run, evidence: Sequence[Evidence]) -> str:
+def confidence(run: Run, evidence: Sequence[Evidence], max_entropy: Mapping[str, Run] = {}) -> str:
     """How far the last model's confidence can be trusted, and what other thresholds would make of it."""
     last = run.last.metrics
+    models = {name: one.last.metrics for name, one in (max_entropy or {"": run}).items()}
     histogram = f"""<h3>Confidences</h3>
 <p>Absent labels to the right of the threshold are false positives: {last.FPR:.1f} % of all absent labels here. Counts
-are on a logarithmic scale.</p>
-{figure(lambda width: figures.confidence(run, width))}"""
+are on a logarithmic scale.{_effect(*models.values()) if max_entropy else ""}</p>
+{figure(lambda width: figures.confidences(models, width))}"""
     if not evidence:
         return f"<h2>Confidence after the last task</h2>{histogram}"
     facts = evidence[-1].facts
@@ -58,9 +61,20 @@ are on a logarithmic scale.</p>
 <p>A label scored 0.7 should be present in 70 % of all cases: bars should reach the dashed line. Orange is where the
 model is over-confident, green where it is under-confident; the line below a bar says how many labels it has. The
 calibration error (ECE) over all classes is {last.ECE:.1f} %.</p>
-{figure(lambda width: calibration.reliability(groups, width))}
+{figure(lambda width: reliability.reliability_diagram(groups, width))}
 {_threshold(facts, last)}
 {histogram}"""
+
+
+def _effect(without: Metrics, with_it: Metrics) -> str:
+    """What max-entropy changed, from two runs that differ in nothing else (figure 3 of the paper)."""
+    numbers = {"H": ("H", 2, ""), "the false positive rate": ("FPR", 1, " %"), "the ECE": ("ECE", 1, " %")}
+    moves = [
+        f"{word} from {without[name]:.{digits}f} to {with_it[name]:.{digits}f}{unit}"
+        for word, (name, digits, unit) in numbers.items()
+    ]
+    changes = f"{', '.join(moves[:-1])} and {moves[-1]}"
+    return f" Another run differs from this one in max-entropy alone, which takes {changes}."
 
 
 def _threshold(facts: TaskFacts, last: Metrics) -> str:
@@ -95,7 +109,7 @@ images: a threshold to work with is chosen on others.{own}</p>
 <span id="own" class="muted"></span>
 </div>
 <dl class="numbers live">{tiles}</dl>
-{figure(lambda width: calibration.threshold_curves(facts, THRESHOLDS[step], width))}
+{figure(lambda width: reliability.threshold_curves(facts, THRESHOLDS[step], width))}
 <details><summary class="note">the same as a table</summary>{html_table(["threshold", *names], rows, "tasks")}</details>
 <script type="application/json" id="counts">{_json(counts)}</script>"""
 
@@ -120,7 +134,7 @@ an image, or clear the box, to see it as it is.</p>
 
 def over_time(evidence: Sequence[Evidence], pictures: Pictures) -> str:
     """The same images after each task."""
-    tables = pictures_of.stories(evidence, pictures) if len(evidence) > 1 else ""
+    tables = pictures_of.followed(evidence, pictures) if len(evidence) > 1 else ""
     if not tables:
         return ""
     return f"""<h2>The same images after each task</h2>
@@ -136,6 +150,8 @@ def label_graph(evidence: Sequence[Evidence]) -> str:
         return ""
     learned = tasks[-1].correlation_name == "A_g"
     what = "The general correlation matrix A_g, learned" if learned else "The correlation matrix Z, counted in labels"
+    if not np.any(tasks[-1].correlation):
+        return f"<h2>The label graph</h2><p>{what}. It is zero everywhere: no class takes anything from another.</p>"
     strongest = graph.pairs_across_tasks(tasks)
     named = "".join(f"<li>{escape(to)} ← {escape(source)} {_signed(value)}</li>" for to, source, value in strongest)
     pairs = f'<h3>Strongest across tasks</h3><ul class="pairs">{named}</ul>' if named else ""
@@ -166,9 +182,13 @@ def training(evidence: Sequence[Evidence]) -> str:
     if not tasks:
         return ""
     head, rows = learning.speed(tasks)
-    drawn = figure(lambda width: learning.losses(tasks, width)) if any(task.epochs for task in tasks) else ""
-    lines = "<p>The terms of the loss, epoch by epoch.</p>" if drawn else "<p>No epoch was logged.</p>"
-    return f"<h2>Training</h2>{lines}{drawn}<h3>Time</h3>{html_table(head, rows, 'tasks')}"
+    if any(learning.terms(tasks)):
+        entropy = " That of max-entropy is −β H, which is below zero." if "H" in learning.terms(tasks) else ""
+        shown = f"<p>The terms of the loss, epoch by epoch.{entropy}</p>"
+        shown += figure(lambda width: learning.losses(tasks, width))
+    else:
+        shown = f"<p>No {'loss' if any(task.epochs for task in tasks) else 'epoch'} was logged.</p>"
+    return f"<h2>Training</h2>{shown}<h3>Time</h3>{html_table(head, rows, 'tasks')}"
 
 
 def recipe(run: Run, evidence: Sequence[Evidence]) -> str:

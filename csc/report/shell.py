@@ -49,10 +49,11 @@ def figure(draw: Callable[[float], str]) -> str:
 
 
 def html_table(head: Sequence[str], rows: Sequence[Sequence[str]], css: str, foot: Sequence[str] = ()) -> str:
-    """A table that scrolls by itself if it is too wide; `css` with `sortable` sorts by a click."""
+    """A table; `css` with `sortable` sorts by a click, with `study` it is a list of rows on a phone."""
     spare = {column for column, name in enumerate(head) if name in _SPARE}
     text = {column for column, name in enumerate(head) if name == "new classes"}
-    body = "\n".join(table_row("td", row, text, spare) for row in rows)
+    names = head if "study" in css.split() else ()
+    body = "\n".join(table_row("td", row, text, spare, names) for row in rows)
     end = f"\n<tfoot>{table_row('td', foot, spare=spare)}</tfoot>" if foot else ""
     inside = f"<thead>{table_row('th', head, text, spare)}</thead>\n<tbody>{body}</tbody>{end}"
     return f'<div class="wide"><table class="{css}">{inside}</table></div>'
@@ -63,11 +64,16 @@ def table_row(
     cells: Sequence[str],
     text: Collection[int] = (),
     spare: Collection[int] = (),
+    names: Sequence[str] = (),
 ) -> str:
-    """Write one table row; columns in `text` are set to the left, those in `spare` are not shown on a phone."""
+    """Write one table row; columns in `text` are set to the left, those in `spare` are not shown on a phone.
+
+    Where a table is a list on a phone, each cell has the name of its column.
+    """
     written = []
     for column, cell in enumerate(cells):
         css = " ".join(name for name, chosen in (("text", text), ("spare", spare)) if column in chosen)
-        start = f'<{tag} class="{css}">' if css else f"<{tag}>"
-        written.append(f"{start}{escape(cell)}</{tag}>")
+        start = f'<{tag} class="{css}"' if css else f"<{tag}"
+        name = f' data-name="{escape(names[column])}"' if names else ""
+        written.append(f"{start}{name}>{escape(cell)}</{tag}>")
     return f"<tr>{''.join(written)}</tr>"

@@ -11,6 +11,7 @@ from itertools import pairwise
 from csc.report.text import printable
 
 __all__ = [
+    "LIGHT",
     "PHONE",
     "WIDTH",
     "bar",
@@ -32,7 +33,7 @@ __all__ = [
 
 WIDTH, PHONE = 860, 342  # of a figure in a page on a desk, and on a phone
 
-_LIGHT = {
+LIGHT = {
     "ink": "#16191d",
     "muted": "#59626c",
     "grid": "#e3e6ea",
@@ -81,7 +82,7 @@ _RULES += "".join(f".csc-figure .line.{name} {{ fill: none; stroke: var(--{name}
 
 def theme(selector: str) -> str:
     """The CSS that gives `selector` the colours of light or dark mode as variables; paper is always light."""
-    light, dark = (" ".join(f"--{name}: {value};" for name, value in tone.items()) for tone in (_LIGHT, _DARK))
+    light, dark = (" ".join(f"--{name}: {value};" for name, value in tone.items()) for tone in (LIGHT, _DARK))
     return f"{selector} {{ {light} }}\n@media screen and (prefers-color-scheme: dark) {{ {selector} {{ {dark} }} }}"
 
 

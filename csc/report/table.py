@@ -4,12 +4,13 @@ import html
 import unicodedata
 from collections.abc import Sequence
 
-from csc.artifacts import Run, TaskResult
+from csc.artifacts import Metrics, Run, TaskResult
 from csc.report.paper import NUMBERS, paper_rows
 from csc.report.text import printable
 
 __all__ = [
     "METRICS",
+    "WIDTH",
     "aligned",
     "averages",
     "comparison",
@@ -17,6 +18,7 @@ __all__ = [
     "facts",
     "markdown_table",
     "notes",
+    "old_classes_text",
     "shortened",
     "text_table",
     "width_of",
@@ -73,6 +75,12 @@ def markdown_table(run: Run) -> str:
     lines = ["| " + " | ".join(escape_markdown(cell) for cell in row) + " |" if row else "" for row in rows]
     about = " · ".join(f"{name} {escape_markdown(value)}" for name, value in facts(run).items())
     return "\n".join([*lines, "", *[f"\\* {escape_markdown(note)}\n" for note in notes(run)], about])
+
+
+def old_classes_text(judged: Metrics) -> str:
+    """What an extended model reaches on the classes that it knew before, in a sentence."""
+    numbers = " · ".join(f"{name} {judged[name]:.1f}" for name in METRICS)
+    return f"The {len(judged.AP)} old classes on {judged.images:,} images of the data set of --test: {numbers}"
 
 
 def averages(run: Run) -> dict[str, str]:

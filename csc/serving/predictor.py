@@ -51,9 +51,9 @@ class Predictor:
             pixels = torch.from_numpy(np.stack([squashed for squashed, _ in batch])).permute(0, 3, 1, 2)
             with torch.inference_mode():
                 confidences = self.network(pixels).sigmoid().numpy()
-                looks = class_activation_maps(self.network, pixels).numpy() if maps else [None] * len(batch)
-            for (_, image), row, places in zip(batch, confidences, looks, strict=True):
-                yield Prediction(row, image, places)
+                seen = class_activation_maps(self.network, pixels).numpy() if maps else [None] * len(batch)
+            for (_, image), confidence, own_maps in zip(batch, confidences, seen, strict=True):
+                yield Prediction(confidence, image, own_maps)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import accumulate, islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import pyarrow as pa
@@ -32,12 +32,13 @@ from csc.data.features import (
     write_maps,
 )
 from csc.data.progress import Bar
+from csc.data.shards import IndexEntry, damaged_shards, read_index
 from csc.data.views import View
-from csc.errors import BadConfig, BadData
+from csc.errors import BadConfig
 from csc.model import save_tensors
 from csc.retry import with_retries
 from csc.scenario import Scenario
-from csc.storage import atomic_output, exists, join, read_json, sha256_file, writable, write_bytes
+from csc.storage import atomic_output, exists, is_remote, join, local_path, sha256_file, writable, write_bytes
 
 if TYPE_CHECKING:
     from csc.data.loading import Batch
@@ -51,7 +52,7 @@ INDEX = "index.json"  # of a view: the shards that are finished
 def embed(origin: str, scenario: str, config: str) -> str:
     """Make sure that the maps which the settings ask for are there, and return their uri.
 
-    Only what is missing is computed: finished shards of an earlier try are kept, and so are finished views. Runs that
+    Only what is missing or damaged is computed: other shards of an earlier try are kept, and so are views. Runs that
     make the same maps at once do not spoil them: the first to finish a shard is the one whose shard counts.
 
     Args:
@@ -74,7 +75,7 @@ def embed(origin: str, scenario: str, config: str) -> str:
 
 
 def _are_there(uri: str, views: int, dataset: Dataset) -> bool:
-    """Whether maps are complete: a card promises so many views, with all images in the index of each, and weights."""
+    """Whether maps are complete: a card promises so many views, each has all images, and no file is damaged."""
     if not exists(join(uri, CARD)):
         return False
     card = read_features(uri)
@@ -82,17 +83,21 @@ def _are_there(uri: str, views: int, dataset: Dataset) -> bool:
         return False
     training, test = (dataset.splits[split]["images"] for split in SPLITS)
     wanted = [training + test, *[training] * views]
-    return all(sum(shard["rows"] for shard in _finished(uri, view)) >= rows for view, rows in enumerate(wanted))
+    return all(
+        sum(shard.rows for shard in _finished(uri, view)) >= rows and not _damaged(uri, view)
+        for view, rows in enumerate(wanted)
+    )
 
 
-def _finished(uri: str, view: int) -> list[dict[str, Any]]:
+def _finished(uri: str, view: int) -> list[IndexEntry]:
     """What the index of a view says of its finished shards, which are the first ones."""
-    index = join(view_uri(uri, view), INDEX)
-    finished: list[dict[str, Any]] = read_json(index) if exists(index) else []
-    entries = finished if isinstance(finished, list) else [None]
-    if not all(isinstance(entry, dict) and isinstance(entry.get("rows"), int) for entry in entries):
-        raise BadData(f"{index}: not an index of feature maps; {REMEDY}")
-    return finished
+    folder = view_uri(uri, view)
+    return read_index(folder, REMEDY) if exists(join(folder, INDEX)) else []
+
+
+def _damaged(uri: str, view: int) -> list[int]:
+    """The numbers of finished shards that are to be made again."""
+    return damaged_shards(view_uri(uri, view), _finished(uri, view))
 
 
 class _MadeMeanwhile(Exception):
@@ -130,12 +135,20 @@ class _Embedding:
         left = [view for view, shards in enumerate(counts) if len(_finished(self.uri, view)) < len(shards)]
         print(f"data: feature maps of {self.settings.backbone.name} · {views + 1} views, {len(left)} to make")
         shape = self._shape()
+        for view, shards in enumerate(counts):
+            for number in _damaged(self.uri, view):
+                print(f"data: {self._file(view, number)} is damaged and made again")
+                with Bar(f"data: embed view {view}", len(shards[number]), "images") as bar:
+                    self._write(view, number, next(self._maps([shards[number]], view, bar)), shape)
         for view in left:
             while len(_finished(self.uri, view)) < len(counts[view]):
                 with contextlib.suppress(_MadeMeanwhile):  # continue after it
                     self._make(view, counts[view], shape)
         if not _are_there(self.uri, views, self.dataset):  # else another run has written the card
             self._write_card(views, shape)
+        if not is_remote(self.uri):  # now that all shards are there, what killed processes were writing is of no use
+            for path in local_path(self.uri).glob("view-*/.*.arrow.*"):
+                path.unlink(missing_ok=True)
 
     def _write_card(self, views: int, shape: tuple[int, int, int]) -> None:
         """Say that the maps are complete, and what they are maps of; the backbone is kept with them."""
@@ -154,24 +167,32 @@ class _Embedding:
         write_bytes(join(self.uri, CARD), json.dumps(msgspec.to_builtins(card), indent=1).encode())
 
     def _make(self, view: int, shards: list[pa.Table], shape: tuple[int, int, int]) -> None:
-        """Compute one view, shard by shard; each goes into the index once it is written."""
+        """Compute one view, shard by shard, from the first that is not finished."""
         first = len(_finished(self.uri, view))
         done = sum(map(len, shards[:first]))
         with Bar(f"data: embed view {view}", sum(map(len, shards)), "images", done=done) as bar:
             for number, maps in enumerate(self._maps(shards[first:], view, bar), first):
-                file = join(view_uri(self.uri, view), f"{number:05d}.arrow")
-                with atomic_output(file) as temporary, writable(temporary):
-                    rows = write_maps(maps, shape, temporary)
-                    entry = {"rows": rows, "bytes": temporary.stat().st_size, "sha256": sha256_file(temporary)}
-                    if len(_finished(self.uri, view)) > number:
-                        raise _MadeMeanwhile
-                self._note(view, number, entry)
+                self._write(view, number, maps, shape, is_new=True)
 
-    def _note(self, view: int, number: int, entry: dict[str, Any]) -> None:
-        """Put a shard into the index of its view; what another run has added after it stays."""
+    def _write(
+        self, view: int, number: int, maps: Iterator[Maps], shape: tuple[int, int, int], *, is_new: bool = False
+    ) -> None:
+        """Write a shard, then put it into the index of its view; what another run has added after it stays."""
+        with atomic_output(self._file(view, number)) as temporary, writable(temporary):
+            rows = write_maps(maps, shape, temporary)
+            if is_new and len(_finished(self.uri, view)) > number:
+                raise _MadeMeanwhile
+            entry = IndexEntry(rows, temporary.stat().st_size, sha256_file(temporary))
+        self._note(view, number, entry)
+
+    def _note(self, view: int, number: int, entry: IndexEntry) -> None:
         index = _finished(self.uri, view)
         index[number : number + 1] = [entry]
-        write_bytes(join(view_uri(self.uri, view), INDEX), json.dumps(index, indent=1).encode())
+        content = json.dumps(msgspec.to_builtins(index), indent=1)
+        write_bytes(join(view_uri(self.uri, view), INDEX), content.encode())
+
+    def _file(self, view: int, number: int) -> str:
+        return join(view_uri(self.uri, view), f"{number:05d}.arrow")
 
     def _maps(self, shards: list[pa.Table], view: int, bar: Bar) -> Iterator[Iterator[Maps]]:
         """The maps of each shard, batch by batch; one loader runs through all of them and never waits at a border."""

@@ -13,7 +13,7 @@ from csc.model import load_network, read_card
 from csc.retry import with_retries
 from csc.scenario import Scenario
 
-__all__ = ["evaluate"]
+__all__ = ["evaluate", "roc_curve"]
 
 
 @with_retries
@@ -68,7 +68,7 @@ def evaluate(
     )
     numbers.write(metrics_out)
     if evidence_out:
-        from csc.training.evidence import gather_evidence
+        from csc.training.inspection import gather_evidence
 
         gather_evidence(Path(model), view, scores, features, seconds).write(evidence_out)
     head = " · ".join(f"{name} {numbers[name]:.2f}" for name in ("mAP", "CF1", "OF1", "FPR", "forgetting"))
@@ -76,6 +76,13 @@ def evaluate(
     classes = f"{len(judged)} classes" + (f"; they have no labels of the other {rest}" if rest else "")
     print(f"task {card.task}/{card.tasks}: {head} on {len(view):,} test images, {classes}")
     return numbers
+
+
+def roc_curve(scores: str) -> tuple[list[float], list[float], list[float]]:
+    """The ROC curve of `scores.parquet` as `csc.metrics.roc_curve` gives it, in plain lists."""
+    read = Scores.read(scores)
+    fpr, tpr, thresholds = metrics.roc_curve(read.confidences, read.targets)
+    return fpr.tolist(), tpr.tolist(), thresholds.tolist()
 
 
 def score(model: str, test_view: str, scores_out: str, features: str) -> None:

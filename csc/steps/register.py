@@ -9,8 +9,7 @@ from csc.data.views import read_view
 from csc.model import ModelCard, fingerprint, read_card
 from csc.retry import with_retries
 from csc.serving.packaging import package_model
-from csc.tracking.evidence import keep_evidence
-from csc.tracking.files import SCORES, keep_file
+from csc.tracking.files import EVIDENCE, SCORES, keep_file
 from csc.tracking.names import changed_settings, model_name
 from csc.tracking.notes import task_note
 from csc.tracking.registry import describe_version, keep_record, log_model, register_version
@@ -44,7 +43,8 @@ def register(
     folder = Path(model)
     card, numbers, training = read_card(folder), Metrics.read(metrics), Training.read(folder / "training.json")
     before = RegisteredTask.read(prior) if prior else None
-    results = _results(card, training, numbers, before, read_view(test_view).note)
+    view = read_view(test_view)
+    results = _results(card, training, numbers, before, view.note)
     tracked = {name: float(numbers[name]) for name in TRACKED}
     tracker, digest = Tracker(card), fingerprint(folder)
     with tempfile.TemporaryDirectory(prefix="csc-package-") as aside:
@@ -58,13 +58,12 @@ def register(
     alike = before if before is not None and before.run.scenario == card.scenario else None  # on the same test images
     kept_back = _kept_back(card.settings().register, numbers.mAP, alike)
     registered = register_version(tracker, logged, digest, name, kept_back)
-    tracker.log_scenario(tracked)
+    tracker.log_scenario(tracked, view.images)
     record = RegisteredTask(registered, results)
     keep_record(tracker, record)
-    if evidence:
-        keep_evidence(tracker, evidence)
-    if scores:
-        keep_file(tracker, scores, SCORES)
+    for file, kept_as in ((evidence, EVIDENCE), (scores, SCORES)):
+        if file:
+            keep_file(tracker, file, kept_as)
     note = task_note(results, registered.uri, before.model.uri if before is not None else "", kept_back)
     describe_version(tracker, registered, note)
     tracker.finish(note)
@@ -73,9 +72,8 @@ def register(
     return {
         **card.facts(),
         "mlflow_uri": registered.uri,
-        "model_version": registered.version,
-        "mlflow_run_id": registered.run_id,
-        "mAP": tracked["mAP"],
+        "mlflow_run": tracker.address,
+        "mAP": round(tracked["mAP"], 2),
     }
 
 

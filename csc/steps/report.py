@@ -1,15 +1,27 @@
 """report: the results of a scenario run, as a table, a page and metrics of the scenario's run."""
 
 import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from csc.artifacts import RegisteredTask
+from csc.artifacts import RegisteredTask, Run
+from csc.data.evidence import Evidence
+from csc.report.figures import curve, task_matrix
 from csc.report.page import render
-from csc.report.table import markdown_table, text_table
+from csc.report.raster import raster
+from csc.report.reliability import reliability_diagram
+from csc.report.table import markdown_table, old_classes_text, text_table
 from csc.retry import with_retries
 from csc.storage import write_bytes
-from csc.tracking.evidence import fetch_evidence
+from csc.tracking.files import fetch_evidence, keep_figures
 from csc.tracking.notes import run_note
+from csc.tracking.old_classes import fetch_old_classes
 from csc.tracking.runs import finish_scenario
+from csc.tracking.tracked_run import max_entropy_pair
+from csc.tracking.views import FIGURES
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 __all__ = ["report"]
 
@@ -18,16 +30,29 @@ __all__ = ["report"]
 def report(registered: str, page_out: str, table_out: str) -> str:
     """Write the page and the Markdown table of a run from the `registered.json` of its last task; return the table.
 
-    The scenario's run in MLflow gets the summary, the page, the results, from which the page can be made again, and a
-    note.
+    The scenario's run in MLflow gets the summary, the page, the results, from which the page can be made again, some
+    figures and a note.
     """
     final = RegisteredTask.read(registered)
-    page, table = render(final.run, fetch_evidence(final.model.parent_run_id)), markdown_table(final.run)
+    run_id = final.model.parent_run_id
+    evidence, old_classes = fetch_evidence(run_id), fetch_old_classes(run_id)
+    told = f"\n\n{old_classes_text(old_classes)}" if old_classes else ""
+    page = render(final.run, evidence, max_entropy_pair(run_id), old_classes)
+    table = markdown_table(final.run) + told
     write_bytes(page_out, page.encode())
     write_bytes(table_out, table.encode())
     files = {"report.html": page, "results.json": json.dumps(final.to_plain(), indent=1)}
+    keep_figures(run_id, _figures(final.run, evidence), final.run.last.task)
     note = run_note(final.run, table, final.model.uri)
-    finish_scenario(final.model.parent_run_id, final.run.summary, final.run.last.task, files, note)
-    shown = text_table(final.run)
+    finish_scenario(run_id, final.run.summary, final.run.last.task, files, note)
+    shown = text_table(final.run) + told
     print(shown)
     return shown
+
+
+def _figures(run: Run, evidence: Sequence[Evidence]) -> "dict[str, Image.Image]":
+    """The figures that MLflow shows with the run, by name."""
+    drawn = [curve(run), task_matrix(run)]
+    if evidence and evidence[-1].facts.task == run.last.task:
+        drawn.append(reliability_diagram(evidence[-1].facts.reliability))
+    return dict(zip(FIGURES, map(raster, drawn), strict=False))

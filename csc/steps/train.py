@@ -134,7 +134,8 @@ def learn(config: str, split: str, train_view: str, out: str, prior: str, checkp
             with contextlib.suppress(OSError):  # the model before is registered: nothing is left of it to resume
                 _checkpoint(keep, task.index - 1).unlink()
         started = time.monotonic()
-        log = trainer.run()
+        with tracker.measuring() if tracker is not None else contextlib.nullcontext():
+            log = trainer.run()
         seconds = time.monotonic() - started
         memory = _remembered(trainer.objective, exemplars, view, task)
         card = replace(start.card, calibration=calibrate(trainer.objective, prior_folder))

@@ -3,13 +3,14 @@
 import functools
 import json
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from csc.config import differences, resolve
 from csc.config.schema import EXECUTION_ONLY, Config
 from csc.config.tree import flatten
 from csc.errors import BadConfig
+from csc.methods import kind_of
 from csc.scenario import Scenario
 from csc.study.spec import Row, Study
 from csc.tracking.queries import ScenarioRun, curve, finished_runs
@@ -34,7 +35,7 @@ class Cell:
 
     row: Row
     scenario: Scenario
-    seed: int
+    seed: int  # of the table; that of the settings is another one where nothing is random
     settings: str  # overrides as JSON; what a pipeline is given
     config: Config | None  # all settings; None if they contradict each other
     source: DataSource | None  # the data; None if it is not known
@@ -114,6 +115,7 @@ def _check_read(study: Study, made: Iterable[Cell]) -> None:
 
 
 def _cell(study: Study, row: Row, scenario: Scenario, seed: int, sources: Mapping[str, DataSource]) -> Cell:
+    """One cell; where nothing is random, it asks for the run of the first seed."""
     overrides = study.settings_of(row, scenario.name, seed)
     source, config, refused = sources.get(scenario.dataset), None, ""
     try:
@@ -121,6 +123,8 @@ def _cell(study: Study, row: Row, scenario: Scenario, seed: int, sources: Mappin
         config = resolve(scenario.dataset, study.settings_of(row, scenario.name, seed, own=True), shared=overrides)
     except BadConfig as error:
         refused = str(error)
+    if config and seed != study.seeds[0] and not kind_of(config).is_random(config):
+        return replace(_cell(study, row, scenario, study.seeds[0], sources), seed=seed)
     if source is None:
         refused = f"no data set '{scenario.dataset}' at hand; give its uri with --data"
     else:

@@ -17,9 +17,9 @@ from csc.study.claims import compared, interval_text, resampled, signed
 from csc.study.figure import draw_intervals
 from csc.study.intervals import Interval
 from csc.study.outcome import Number, shown
-from csc.study.page import remark_list, titled_table
+from csc.study.page import confidence_part, remark_list, titled_table
 from csc.study.render import Table, as_text
-from csc.tracking.story import Story
+from csc.tracking.tracked_run import TrackedRun
 
 __all__ = ["Group", "compare", "comparison_page", "comparison_text"]
 
@@ -34,6 +34,9 @@ _COLUMNS = {
     "ECE": "ECE",
     "H": "H",
 }
+
+
+_NO_CURVES = '<p class="note">No row has finished every task, so there is no curve.</p>'
 
 
 @dataclass(frozen=True)
@@ -69,18 +72,18 @@ def _value(run: Run, column: str) -> float:
     return float(run.summary[column] if column in run.summary else run.last.metrics[column])
 
 
-def compare(stories: Sequence[Story]) -> list[Group]:
+def compare(tracked: Sequence[TrackedRun]) -> list[Group]:
     """Put runs into rows, in the order given; a run without a finished task is refused."""
     groups: dict[tuple[str, ...], Group] = {}
-    for story in stories:
-        if story.record is None:
-            raise BadData(f"run {story.name}: no task of it is finished yet, nothing to compare")
-        run = story.record.run
-        settings = {key: value for key, value in story.settings.items() if key != "seed"}
+    for found in tracked:
+        if found.record is None:
+            raise BadData(f"run {found.name}: no task of it is finished yet, nothing to compare")
+        run = found.record.run
+        settings = {key: value for key, value in found.settings.items() if key != "seed"}
         key = (run.scenario, run.data_fingerprint, run.code_version, *(f"{k}={v}" for k, v in sorted(settings.items())))
-        name = story.name.replace(f" · seed {run.seed}", "").replace(f" seed {run.seed}", "")
+        name = found.name.replace(f" · seed {run.seed}", "").replace(f" seed {run.seed}", "")
         group = groups.setdefault(key, Group(name, {}))
-        group.runs[run.seed] = (story.run_id, run)
+        group.runs[run.seed] = (found.run_id, run)
     return _with_distinct_names(list(groups.values()))
 
 
@@ -188,8 +191,11 @@ def _course(groups: list[Group], scenario: str) -> list[str]:
         known = [[value for value in values if value is not None] for values in found]
         rows.append([name, *(shown("AP", statistics.fmean(values)) if values else "–" for values in known)])
     table = Table(f"{scenario}, AP of each class", "After the last task.", ["", *(g.name for g in groups)], rows, 1, [])
+    models = {group.name: group.any_run.last.metrics for group in groups}
     return [
         f"<h2>{escape(scenario)}</h2>",
-        figure(lambda width: figures.curves(lines, seen, width)),
+        "<p>The mAP after each task, as a mean over seeds.</p>",
+        figure(lambda width: figures.curves(lines, seen, width)) if lines else _NO_CURVES,
+        confidence_part(models),
         titled_table(table),
     ]

@@ -95,13 +95,10 @@ def run_cells(
 
 
 def _environment(parallel: int) -> dict[str, str]:
-    """The variables of the commands: where several run at the same time, each gets its share of the cores.
-
-    Threads that wait for work give up their core, or those of another run would wait for it. What is set already stays.
-    """
-    shares = {"OMP_NUM_THREADS": str(max(1, cores() // max(1, parallel))), "OMP_WAIT_POLICY": "PASSIVE"}
-    missing = {name: value for name, value in shares.items() if parallel > 1 and not os.environ.get(name)}
-    return {**os.environ, **missing}
+    """The variables of the commands: where several run at the same time, each gets its share of the cores."""
+    if parallel <= 1 or os.environ.get("OMP_NUM_THREADS"):
+        return dict(os.environ)
+    return {**os.environ, "OMP_NUM_THREADS": str(max(1, cores() // parallel))}
 
 
 def _startable(waiting: Sequence[Cell], running: Sequence[Cell], have_maps: set[object], free: int) -> list[Cell]:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 import msgspec
@@ -105,7 +106,10 @@ class Study(msgspec.Struct, frozen=True):
         own = [dict(flatten(self.settings_of(row, name, 0))) for row in self.rows for name in self.scenarios]
         first = dict(flatten(self.overrides))
         keys = sorted(dict(flatten(merged(self.settings, self.overrides))), key=lambda key: key not in first)
-        return [f"{key}={' or '.join(dict.fromkeys(written(settings[key]) for settings in own))}" for key in keys]
+        values = {key: dict.fromkeys(written(settings[key]) for settings in own) for key in keys}
+        if "init" in values:  # a file's folder says nothing to those who read the table elsewhere
+            values["init"] = dict.fromkeys(PurePath(value).name for value in values["init"])
+        return [f"{key}={' or '.join(found)}" for key, found in values.items()]
 
     def narrowed(
         self,

@@ -1,17 +1,25 @@
-"""Files that are kept with the runs of tasks, and fetched again by the run of their scenario."""
+"""Files that are kept with runs: those of tasks, which their scenario's run fetches again, and figures."""
 
 import shutil
 import tempfile
+import uuid
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from csc.data.evidence import Evidence, read_evidence
+from csc.tracking.calls import translate_errors
 from csc.tracking.queries import with_tags
-from csc.tracking.retry import translate_errors
 from csc.tracking.runs import Tracker
 from csc.tracking.server import connect
 
-__all__ = ["SCORES", "fetch_files", "keep_file"]
+if TYPE_CHECKING:
+    from PIL import Image
 
-SCORES = "scores.parquet"
+__all__ = ["EVIDENCE", "SCORES", "fetch_evidence", "fetch_files", "keep_figures", "keep_file"]
+
+SCORES, EVIDENCE = "scores.parquet", "evidence.parquet"
+PREVIEW = 800  # pixels of the longer side of the copy that a grid of images shows
 
 
 def keep_file(tracker: Tracker, path: str, name: str) -> None:
@@ -45,3 +53,27 @@ def fetch_files(scenario_run_id: str, name: str, folder: Path, task: int | None 
                     client.download_artifacts(run.info.run_id, name, str(target))
                 )
     return dict(sorted(found.items()))
+
+
+def fetch_evidence(scenario_run_id: str) -> tuple[Evidence, ...]:
+    """The evidence of a scenario run's tasks, in their order; tasks of versions that kept none are left out."""
+    with tempfile.TemporaryDirectory(prefix="csc-evidence-") as folder:
+        return tuple(map(read_evidence, fetch_files(scenario_run_id, EVIDENCE, Path(folder)).values()))
+
+
+def keep_figures(run_id: str, figures: "Mapping[str, Image.Image]", step: int) -> None:
+    """Keep figures with a run, by name, where MLflow's grid of images finds them; keeping them again changes nothing.
+
+    MLflow's own `log_image` names its files after the time and a random number, so every try would add another copy.
+    """
+    with translate_errors(), tempfile.TemporaryDirectory(prefix="csc-figures-") as folder:
+        client = connect()
+        begun = client.get_run(run_id).info.start_time
+        for name, figure in figures.items():
+            path = f"{folder}/{name}+step+{step}+timestamp+{begun}+{uuid.uuid5(uuid.NAMESPACE_OID, name)}"
+            figure.save(f"{path}.png", optimize=True)
+            small = figure.copy()
+            small.thumbnail((PREVIEW, PREVIEW))
+            small.save(f"{path}+compressed.webp")
+        client.log_artifacts(run_id, folder, "images")
+        client.set_tag(run_id, "mlflow.loggedImages", "True")

@@ -17,7 +17,7 @@ from csc.scenario import Scenario
 
 __all__ = ["changed_settings", "class_metric", "model_name", "page_name", "run_title", "settings_text"]
 
-_SHOWN = 4  # settings in a title
+_SHOWN, _LONGEST_SHOWN = 4, 48  # settings in a title, and characters of each: Kubeflow keeps 255 of a name
 _LONGEST_KEY = 250  # characters that MLflow takes
 
 
@@ -63,6 +63,7 @@ def run_title(scenario: str, config: Config) -> str:
     'voc-b0c4 · csc · max_entropy.beta=0 · seed 0'
     """
     changed = settings_text(changed_settings(scenario, config))
+    changed = [item if len(item) <= _LONGEST_SHOWN else f"{item[: _LONGEST_SHOWN - 1]}…" for item in changed]
     more = [f"and {len(changed) - _SHOWN} more"] if len(changed) > _SHOWN else []
     return " · ".join([scenario, config.method, *changed[:_SHOWN], *more, f"seed {config.seed}"])
 

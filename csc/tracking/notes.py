@@ -52,9 +52,11 @@ def run_note(run: Run, table: str, uri: str) -> str:
     """
     settings = ", ".join(f"`{item}`" for item in settings_text(run.settings)) or "none: all are the method's own"
     facts = f"Initialisation {run.initialisation} · data `{run.data_fingerprint[:12]}` · code `{run.code_version}`"
-    parts = [_title(run), table, f"Changed settings: {settings}.", facts, _snippet(uri)]
-    whole = "\n\n".join(parts)
-    return whole if len(whole) <= LONGEST else "\n\n".join([parts[0], *parts[2:]])[:LONGEST]
+    forms = [
+        "\n\n".join([_title(run), results, f"Changed settings: {settings}.", _snippet(uri)])
+        for results in (table, facts)  # the table says the facts, too
+    ]
+    return forms[0] if len(forms[0]) <= LONGEST else forms[1][:LONGEST]
 
 
 def _title(run: Run) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from csc.errors import TrackingError
-from csc.tracking.retry import translate_errors
+from csc.tracking.calls import translate_errors
 from csc.tracking.server import connect, nothing_tracked, tracking_uri, without_secrets
 from csc.tracking.views import saved_views
 

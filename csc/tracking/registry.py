@@ -14,9 +14,9 @@ from urllib.parse import unquote, urlsplit
 from csc.artifacts import Registered, RegisteredTask
 from csc.errors import BadModel
 from csc.model import fingerprint
+from csc.tracking.calls import find_or_create, translate_errors
 from csc.tracking.names import model_name
 from csc.tracking.queries import task_of, with_tags
-from csc.tracking.retry import find_or_create, translate_errors
 from csc.tracking.runs import Tracker
 from csc.tracking.server import connect
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 __all__ = [
-    "Shown",
+    "LastVersion",
     "describe_version",
     "fetch_model",
     "find_record",
@@ -34,6 +34,7 @@ __all__ = [
     "local_model",
     "log_model",
     "point_aliases",
+    "read_record",
     "register_version",
 ]
 
@@ -108,15 +109,15 @@ def _recorded(client: "MlflowClient", uri: str) -> tuple[str, str]:
 
 
 def _registry(client: "MlflowClient") -> Any:
-    """The client's door to the registry.
+    """The registry's own client, which `client` calls.
 
-    Its own methods first ask whether a model is a prompt, and MLflow reads all versions of the model to answer.
+    The methods of `client` first ask whether a model is a prompt, and MLflow reads all versions of the model to answer.
     """
     return client._get_registry_client()
 
 
 def log_model(tracker: Tracker, package: Path, digest: str) -> "LoggedModel":
-    """Log a packaged model as output of the task's run; a second call changes nothing.
+    """Log a packaged model as output of the task's run and of the scenario's; a second call changes nothing.
 
     Args:
         tracker: of the task.
@@ -137,22 +138,25 @@ def log_model(tracker: Tracker, package: Path, digest: str) -> "LoggedModel":
         params = {key: str(value) for key, value in card.settings().flat().items()}
         return client.create_logged_model(tracker.experiment_id, name, tracker.task_run.info.run_id, tags, params)
 
+    def keep_first(made: "LoggedModel", first: "LoggedModel") -> None:
+        if made.model_id != first.model_id:
+            client.delete_logged_model(made.model_id)
+
     with translate_errors():
-        model = find_or_create(find, create)
+        model = find_or_create(find, create, keep_first)
         # New, or left behind by a try that died while uploading, or damaged since on this machine.
         stored = _on_this_machine(model.artifact_location)
         if str(model.status) != "READY" or (stored is not None and _digest(stored) != digest):
             client.log_model_artifacts(model.model_id, str(package))
             model = client.finalize_logged_model(model.model_id, "READY")
-        _log_output(tracker, model.model_id)
+        for run_id in (tracker.task_run.info.run_id, tracker.scenario_run_id):
+            _log_output(tracker, run_id, model.model_id)
         return model
 
 
-def _log_output(tracker: Tracker, model_id: str) -> None:
-    """Note a model as output of the task's run; to note it twice would be an error."""
+def _log_output(tracker: Tracker, run_id: str, model_id: str) -> None:
+    """Note a model as output of a run; to note it twice would be an error."""
     from mlflow.entities import LoggedModelOutput
-
-    run_id = tracker.task_run.info.run_id
 
     def noted() -> str | None:
         outputs = tracker.client.get_run(run_id).outputs
@@ -222,24 +226,28 @@ def _version(tracker: Tracker, name: str, model_id: str, digest: str) -> str:
         source, run_id = f"models:/{model_id}", tracker.task_run.info.run_id
         return str(client.create_model_version(name, source, run_id, tags, model_id=model_id).version)
 
+    def keep_first(made: str, first: str) -> None:
+        if made != first:
+            client.delete_model_version(name, made)
+
     try:
-        return find_or_create(find, create)
+        return find_or_create(find, create, keep_first)
     except MlflowException as error:
         # Users who are not the administrator are told that they may not, where there is nothing yet.
         if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "PERMISSION_DENIED"):
             raise
     with contextlib.suppress(MlflowException):  # another run may have created it by now; if not, the next line fails
         client.create_registered_model(name, tags={"csc.scenario": card.scenario, "csc.method": card.method})
-    return find_or_create(find, create)
+    return find_or_create(find, create, keep_first)
 
 
 @dataclass(frozen=True)
-class Shown:
-    """What the registry says of a finished run.
+class LastVersion:
+    """The version of a finished run's last task.
 
     Attributes:
-        uri: of the version of its last task; empty if there is none.
-        alias: of that version, the more lasting one; empty if it was kept back.
+        uri: its address; empty if there is none.
+        alias: the more lasting one; empty if it was kept back.
         kept_back: why; empty if it was not.
         moved: a line about each alias that named another run's version.
     """
@@ -250,13 +258,13 @@ class Shown:
     moved: tuple[str, ...] = ()
 
 
-def point_aliases(name: str, key: str) -> Shown:
+def point_aliases(name: str, key: str) -> LastVersion:
     """Let the aliases of a registered model name the versions of a finished run, if another run has moved them."""
     with translate_errors():
         client = connect()
         versions = _versions_by_task(client, name, key)
         if not versions:
-            return Shown()
+            return LastVersion()
         # Found by a search, because a model that is asked for by its name comes with all its versions.
         before, moved = client.search_registered_models(f"name = '{name}'", max_results=1)[0].aliases, []
         for task, version in versions.items():
@@ -267,7 +275,7 @@ def point_aliases(name: str, key: str) -> Shown:
                     moved.append(f"{alias} is version {version.version} again (was {before.get(alias, 'none')})")
     # The loop leaves the last task's version and aliases.
     kept_back = version.tags.get(KEPT_BACK, "")
-    return Shown(f"models:/{name}/{version.version}", aliases[-1] if aliases else "", kept_back, tuple(moved))
+    return LastVersion(f"models:/{name}/{version.version}", aliases[-1] if aliases else "", kept_back, tuple(moved))
 
 
 def _versions_by_task(client: "MlflowClient", name: str, key: str, **tags: str) -> "dict[int, ModelVersion]":
@@ -286,11 +294,14 @@ def keep_record(tracker: Tracker, record: RegisteredTask) -> None:
 def find_record(name: str, task: int, key: str) -> RegisteredTask | None:
     """What `keep_record` kept for the newest version of a registered model that is of this task and this run key."""
     with translate_errors():
-        client = connect()
+        version = _versions_by_task(connect(), name, key, **{"csc.task": str(task)}).get(task)
+        return None if version is None else read_record(version.run_id)
+
+
+def read_record(run_id: str) -> RegisteredTask:
+    """What `keep_record` kept with the run of a task."""
+    with translate_errors():
         import mlflow
 
-        version = _versions_by_task(client, name, key, **{"csc.task": str(task)}).get(task)
-        if version is None:
-            return None
-        where = f"runs:/{version.run_id}/{RECORD}"
+        where = f"runs:/{run_id}/{RECORD}"
         return RegisteredTask.from_plain(mlflow.artifacts.load_dict(where), where)

@@ -16,13 +16,12 @@ they never meet the parameters that the plugin writes to its runs.
 """
 
 import contextlib
+import functools
 import getpass
-import hashlib
-import json
 import os
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,15 +29,17 @@ from typing import TYPE_CHECKING, Any
 from csc.errors import TrackingError
 from csc.model import ModelCard
 from csc.scenario import Scenario
+from csc.tracking.calls import find_or_create, translate_errors
+from csc.tracking.datasets import data_set, task_view
 from csc.tracking.names import changed_settings, class_metric, run_title, settings_text
 from csc.tracking.notes import NOTE, experiment_note
 from csc.tracking.queries import with_tags
-from csc.tracking.retry import find_or_create, translate_errors
 from csc.tracking.server import artifact_location, connect, tracking_uri, without_secrets
+from csc.tracking.usage import Usage
 from csc.tracking.views import saved_views
 
 if TYPE_CHECKING:
-    from mlflow.entities import DatasetInput, Metric, Run
+    from mlflow.entities import DatasetInput, LoggedModelInput, Metric, Run
     from mlflow.tracking import MlflowClient
 
 __all__ = ["Tracker", "finish_scenario", "run_key"]
@@ -61,6 +62,7 @@ class Tracker:
         self.card = card
         self.key = run_key(card)
         self._away = False  # whether the server went away while epochs were logged
+        self._usage: Usage | None = None
 
     @cached_property
     def client(self) -> "MlflowClient":
@@ -110,7 +112,8 @@ class Tracker:
             run = self._find(self._task)
             if run is None:
                 scenario = self._find_scenario_run()
-                run = find_or_create(lambda: self._find(self._task), lambda: self._create_task_run(scenario))
+                create = functools.partial(self._create_task_run, scenario)
+                run = find_or_create(lambda: self._find(self._task), create, self._keep_first)
             step = self.injected
             if step is not None and step.info.run_id != run.info.run_id and "csc.role" not in step.data.tags:
                 self._set_tags(step, {**self._task, "csc.role": "step", "csc.task_run": run.info.run_id})
@@ -123,6 +126,13 @@ class Tracker:
     def scenario_run_id(self) -> str:
         """The run of the whole scenario; every task's run names it."""
         return str(self.task_run.data.tags["csc.scenario_run"])
+
+    @property
+    def address(self) -> str:
+        """The page of the task's run on the tracking server; its id where there is no server."""
+        uri, info = without_secrets(tracking_uri()).rstrip("/"), self.task_run.info
+        page = f"{uri}/#/experiments/{info.experiment_id}/runs/{info.run_id}"
+        return page if uri.startswith(("http://", "https://")) else str(info.run_id)
 
     @property
     def _task(self) -> dict[str, str]:
@@ -146,6 +156,11 @@ class Tracker:
         found = self.client.search_runs([self.experiment_id], with_tags(tags), max_results=1, order_by=oldest)
         return next(iter(found), None)
 
+    def _keep_first(self, made: "Run", first: "Run") -> None:
+        """Delete a run of ours if there is one before it; those that KFP makes are its own."""
+        if made.info.run_id not in (first.info.run_id, os.environ.get("MLFLOW_RUN_ID")):
+            self.client.delete_run(made.info.run_id)
+
     def _reopen(self, run: "Run") -> None:
         """Mark a run that an earlier try has closed as running."""
         if run.info.status != "RUNNING":
@@ -163,7 +178,7 @@ class Tracker:
             tags = {**self._facts(), **own, **above, **_source(), "csc.settings": ", ".join(changed)}
             return self.client.create_run(self.experiment_id, tags=tags, run_name=name)
 
-        run = find_or_create(lambda: self._find(own), create)
+        run = find_or_create(lambda: self._find(own), create, self._keep_first)
         self._log_params(run, {**card.settings().flat(), "scenario": card.scenario, "code_version": card.code_version})
         self._reopen(run)
         return str(run.info.run_id)
@@ -200,6 +215,12 @@ class Tracker:
         """The epochs (from 1) of this task that the server knows, perhaps from another process that shares it."""
         return {item.step for item in self.client.get_metric_history(self.task_run.info.run_id, "train/loss")}
 
+    @contextlib.contextmanager
+    def measuring(self) -> Iterator[None]:
+        """While this lasts, epochs are logged with how busy the machine was."""
+        with Usage() as self._usage:
+            yield
+
     def log_epoch(self, epoch: int, log: Mapping[str, float]) -> None:
         """Log the losses of an epoch (from 0) of the task's training, unless they are there already.
 
@@ -210,7 +231,7 @@ class Tracker:
         try:
             with translate_errors():
                 if epoch + 1 not in self._logged_epochs():
-                    self._log_metrics(_epoch_metrics(epoch, log))
+                    self._log_metrics(_epoch_metrics(epoch, log, self._usage.means() if self._usage else {}))
         except TrackingError as error:
             self._away = True
             print(f"task {self.card.task}/{self.card.tasks}: {error}; training goes on without it", flush=True)
@@ -224,35 +245,23 @@ class Tracker:
         """Note task views (path and rows of each, by what they are for) and the model before as inputs of the run."""
         from mlflow.entities import LoggedModelInput
 
-        datasets = [self._dataset(path, context, rows) for context, (path, rows) in views.items()]
+        datasets = [task_view(self.card, context, path, rows) for context, (path, rows) in views.items()]
         models = [LoggedModelInput(prior)] if prior is not None else []
         with translate_errors():
-            from mlflow.exceptions import MlflowException
+            self._log_inputs(self.task_run.info.run_id, datasets, models)
 
-            try:
-                self.client.log_inputs(self.task_run.info.run_id, datasets=datasets, models=models)
-            except MlflowException as error:
-                # MLflow looks for a data set and then creates it: another run may have created it in between.
-                if error.error_code != "BAD_REQUEST":
-                    raise
-                self.client.log_inputs(self.task_run.info.run_id, datasets=datasets, models=models)
+    def _log_inputs(
+        self, run_id: str, datasets: "list[DatasetInput]", models: "list[LoggedModelInput] | None" = None
+    ) -> None:
+        from mlflow.exceptions import MlflowException
 
-    def _dataset(self, path: str, context: str, rows: int) -> "DatasetInput":
-        from mlflow.data.meta_dataset import MetaDataset
-        from mlflow.data.sources import LocalArtifactDatasetSource
-        from mlflow.entities import DatasetInput, InputTag
-
-        name = f"{self.card.scenario} task {self.card.task:02d} {context}"
-        digest = self._view_digest(context)
-        dataset = MetaDataset(LocalArtifactDatasetSource(path), name=name, digest=digest)._to_mlflow_entity()
-        return DatasetInput(dataset, [InputTag("mlflow.data.context", context), InputTag("csc.rows", str(rows))])
-
-    def _view_digest(self, context: str) -> str:
-        """A digest of all that decides which rows a view has: register, which cannot read every view, finds it too."""
-        card = self.card
-        decides = [card.data_fingerprint, card.scenario, card.task, card.classes, card.new, context]
-        decides += [card.config.get(name) for name in ("labels", "held_out")]
-        return hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:16]
+        try:
+            self.client.log_inputs(run_id, datasets, models)
+        except MlflowException as error:
+            # MLflow looks for a data set and then creates it: another run may have created it in between.
+            if error.error_code != "BAD_REQUEST":
+                raise
+            self.client.log_inputs(run_id, datasets, models)
 
     def log_task(
         self,
@@ -273,8 +282,13 @@ class Tracker:
             losses = [metric for epoch in missing for metric in epoch]
             self._log_metrics(losses + [metric for metric in results if metric.key not in known])
 
-    def log_scenario(self, metrics: Mapping[str, float]) -> None:
-        """Log the task's metrics with the scenario's run, at step = task, unless they are there; and its settings."""
+    def log_scenario(self, metrics: Mapping[str, float], data: str) -> None:
+        """Log the task's metrics with the scenario's run, at step = task, unless they are there; and what tasks share.
+
+        Args:
+            metrics: of the task.
+            data: uri of the images.
+        """
         from mlflow.entities import Metric
 
         begun, task = self.task_run.info.start_time, self.card.task
@@ -283,6 +297,7 @@ class Tracker:
             if task not in {point.step for point in history}:  # all of a step are logged in one call
                 points = [Metric(key, value, begun, task) for key, value in metrics.items()]
                 self.client.log_batch(self.scenario_run_id, metrics=points)
+            self._log_inputs(self.scenario_run_id, [data_set(self.card, data)])
             self.client.log_dict(self.scenario_run_id, self.card.settings().tree(), "config.yaml")
 
     def finish(self, note: str) -> None:
@@ -322,10 +337,10 @@ def _source() -> dict[str, str]:
     return tags
 
 
-def _epoch_metrics(epoch: int, log: Mapping[str, float]) -> list["Metric"]:
+def _epoch_metrics(epoch: int, log: Mapping[str, float], usage: Mapping[str, float] = {}) -> list["Metric"]:
     """What an epoch (from 0) came to, as metrics of the task's run; the terms of the loss are named as such."""
     from mlflow.entities import Metric
 
     now = int(time.time() * 1000)
-    names = {name: name if name in NO_TERMS else f"loss_{name}" for name in log}
-    return [Metric(f"train/{names[name]}", value, now, epoch + 1) for name, value in log.items()]
+    losses = {f"train/{name if name in NO_TERMS else f'loss_{name}'}": value for name, value in log.items()}
+    return [Metric(name, value, now, epoch + 1) for name, value in (losses | dict(usage)).items()]

@@ -5,9 +5,9 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from csc.tracking.calls import find_or_create, translate_errors
 from csc.tracking.notes import LONGEST, NOTE
 from csc.tracking.queries import with_tags
-from csc.tracking.retry import find_or_create, translate_errors
 from csc.tracking.server import artifact_location, connect
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from csc.artifacts import RegisteredTask
 from csc.errors import BadModel
 from csc.model import ModelCard, read_card
+from csc.tracking.calls import translate_errors
 from csc.tracking.registry import RECORD, local_model
-from csc.tracking.retry import translate_errors
 from csc.tracking.server import connect
 
 __all__ = ["find_version", "version_card"]

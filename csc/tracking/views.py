@@ -10,7 +10,9 @@ import time
 import zlib
 from typing import Any
 
-__all__ = ["saved_views", "view_path"]
+__all__ = ["FIGURES", "saved_views", "view_path"]
+
+FIGURES = ("mAP by task", "AP by task", "reliability")  # the images of a scenario's run
 
 _TAG = "mlflow.sharedViewState."
 _COLUMNS = (
@@ -19,15 +21,16 @@ _COLUMNS = (
     "tags.`csc.settings`",
 )
 _CURVES = ("mAP", "CF1", "OF1", "forgetting", "ECE", "FPR")
-_SECTION = "csc-curves-by-task"
+_SECTIONS = {"csc-curves-by-task": "After each task", "csc-figures": "Figures"}
 
 
 def saved_views() -> dict[str, str]:
     """The tags of an experiment that hold its views: a table of scenario runs, the best first, and curves by task."""
     curves = {
-        "compareRunCharts": [_curve(name) for name in _CURVES],
+        "compareRunCharts": [*map(_curve, _CURVES), *map(_images, FIGURES)],
         "compareRunSections": [
-            {"uuid": _SECTION, "name": "After each task", "display": True, "isReordered": True, "isGenerated": False}
+            {"uuid": uuid, "name": name, "display": True, "isReordered": True, "isGenerated": False}
+            for uuid, name in _SECTIONS.items()
         ],
         "isAccordionReordered": True,
     }
@@ -80,16 +83,27 @@ def _saved(name: str, charts: dict[str, Any]) -> str:
     return json.dumps({"name": name, "createdAt": now, "updatedAt": now, "state": f"deflate;{compressed}"})
 
 
+def _card(name: str, kind: str, section: str) -> dict[str, Any]:
+    return {
+        "uuid": f"csc-{name}",
+        "type": kind,
+        "runsCountToCompare": 30,
+        "metricSectionId": section,
+        "deleted": False,
+        "isGenerated": False,
+        "displayName": name,
+    }
+
+
+def _images(figure: str) -> dict[str, Any]:
+    """A grid of one figure of all runs."""
+    return {**_card(figure, "IMAGE", "csc-figures"), "imageKeys": [figure], "step": 0, "showRunParams": False}
+
+
 def _curve(metric: str) -> dict[str, Any]:
     """A line chart of a metric; the step of scenario runs is the task."""
     return {
-        "uuid": f"csc-{metric}",
-        "type": "LINE",
-        "runsCountToCompare": 30,
-        "metricSectionId": _SECTION,
-        "deleted": False,
-        "isGenerated": False,
-        "displayName": metric,
+        **_card(metric, "LINE", "csc-curves-by-task"),
         "metricKey": metric,
         "selectedMetricKeys": [metric],
         "lineSmoothness": 0,

@@ -14,6 +14,10 @@ Rules were chosen on held-out digits (held_out=5, seed 0), by CF1 after five tas
 70.8, old thresholds kept 72.3 and 68.2, the middle of the best thresholds instead of the highest 59.5 and 54.4; with
 0.8 for all classes it is 72.8 and 71.3. So what the thresholds are good for is to suit each class and model, not much
 for the mean.
+
+The closed forms (`ridge`, `l3a`) are left as they are: their scores are probabilities that follow from the images of
+all tasks. Thresholds fitted on those of one task are worse: CF1 and OF1 of ridge on held-out images of voc-b0c4 fall
+from 77.2 and 79.5, at 0.3 for all classes, to 73.6 and 73.1; on voc-b4c2 from 76.7 and 78.8 to 71.4 and 69.4.
 """
 
 from collections.abc import Sequence
@@ -49,6 +53,8 @@ def calibrate(objective: "Objective", prior_folder: Path | None) -> dict[str, An
         prior_folder: the model of the task before; none for the base task.
     """
     examples, classes = objective.examples, objective.classes
+    if objective.method.solves:
+        return {"temperature": 1.0, "thresholds": dict.fromkeys(classes, objective.config.threshold)}
     rows = np.sort(np.random.default_rng([examples.seed, 4]).permutation(examples.own)[:MOST_IMAGES])
     logits, targets = objective.logits(rows.tolist()).numpy(), examples.view.targets()[rows]
     old = 0 if objective.config.labels == "seen" else len(classes) - objective.new

@@ -8,11 +8,12 @@ from torch import Tensor
 
 from csc.config.schema import Config
 from csc.data.loading import Batches
-from csc.data.order import Draw, draw_exemplars, order
+from csc.data.order import Draw, draw_exemplars, order, task_seed
 from csc.data.views import View
 from csc.distributed.group import Group
 from csc.replay.memory import Memory, joined
-from csc.training.inference import load_batches, outputs
+from csc.training.batches import load_batches
+from csc.training.inference import outputs
 
 __all__ = ["Examples"]
 
@@ -39,7 +40,7 @@ class Examples:
 
     def __post_init__(self) -> None:
         self.own = len(self.view)
-        self.seed = self.config.seed * 1_000 + self.task
+        self.seed = task_seed(self.config.seed, self.task)
         if self.memory is not None:
             self.view = joined(self.view, self.memory)
 

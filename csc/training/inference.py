@@ -1,4 +1,4 @@
-"""Batches of images or of their cached maps, and what networks say of them without learning."""
+"""What networks say of the images of a view, without learning."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -6,15 +6,13 @@ import torch
 from torch import Tensor
 
 from csc.config.schema import Config
-from csc.data.loading import Batches, training_batches, workers_for
-from csc.data.maps import map_batches
-from csc.data.order import Draw, Plan
 from csc.data.views import View
 from csc.distributed.group import Group, single_process
 from csc.nets.network import Network
+from csc.training.batches import plain_batches
 from csc.training.device import for_inference
 
-__all__ = ["confidences", "load_batches", "outputs", "plain_batches"]
+__all__ = ["confidences", "outputs"]
 
 
 def confidences(
@@ -45,34 +43,3 @@ def outputs(
             values = function(batch.to(group.device).images).float()
             gathered = group.gather(values, len(step)).cpu()
         yield torch.tensor(step), gathered
-
-
-def plain_batches(
-    view: View, batches: Sequence[Sequence[int]], config: Config, features: str, device: torch.device
-) -> Batches:
-    """Batches of the given rows, without augmentation."""
-    return load_batches(view, [(0, [[Draw(rows)] for rows in batches])], config, features, device)
-
-
-def load_batches(
-    view: View,
-    plan: Plan,
-    config: Config,
-    features: str,
-    device: torch.device,
-    *,
-    seed: int = 0,
-    augment: bool = False,
-) -> Batches:
-    """The batches of a plan, one after the other: of images, or of the cached maps at the uri `features`."""
-    if features:
-        return map_batches(view, features, plan, seed, views=config.features.views if augment else 0)
-    return training_batches(
-        view,
-        plan,
-        seed=seed,
-        size=config.input.size,
-        decode=config.input.decode,
-        augment=augment,
-        workers=workers_for(config.train.workers, device),
-    )

@@ -130,7 +130,7 @@ class Trainer:
         except BadModel as error:
             position = Position()
             if self.group.is_main:
-                print(f"{error}; {self.title} starts again", flush=True)
+                print(f"{self.title} starts again: {error}", flush=True)
         if not self.group.agree(len(position.log) * self.steps + position.updates):
             raise BadData(f"{self.checkpoint}: not seen alike by all processes; put it where all nodes can read it")
         return position

@@ -17,16 +17,16 @@ from csc.methods.base import Method, Replay, Step
 from csc.nets.correlation import statistical_cm
 from csc.nets.network import Network, Outputs
 from csc.replay.statistics import draw_features
+from csc.training.batches import plain_batches
 from csc.training.device import Precision
 from csc.training.examples import Examples
-from csc.training.inference import plain_batches
 
 __all__ = ["Objective"]
 
 
 @dataclass
 class Objective:
-    """What a task's training minimises; also the `Lesson` that its method looks at.
+    """What a task's training minimises, and what its method may ask of the task.
 
     Attributes:
         network: that learns; on its device, with what must not learn frozen.
@@ -168,7 +168,7 @@ class Objective:
         return torch.cat([rows, torch.tensor([row for other in others for row in other], device=self.device)])
 
     def _outputs(self, batch: Batch, own: int) -> tuple[Outputs, Outputs | None]:
-        """What the learner says of all images and of features drawn after them, and the prior model of the task's."""
+        """The learner's outputs on all images, then on drawn features; the prior model's on the task's own images."""
         images = batch.images
         if self.config.backbone.frozen:
             with torch.no_grad():
@@ -210,18 +210,19 @@ class Objective:
         )
 
     def _relabel(self) -> None:
-        """Mark the exemplars' unknown labels that models fill in as known: of old classes, with `both` of all.
+        """Count the exemplars' unknown labels as known, of old classes or with `both` of all: models fill them in.
 
-        What the prior model says of old classes is asked once; of new classes, the learner is asked at each step.
+        Those of old classes are the prior model's predictions, made once; those of new classes are the learner's, made
+        at each step (`_filled_in`).
         """
         assert self._tables is not None
         own, old = self.examples.own, len(self.classes) - self.new
         known = self._tables[0]
         unknown = ~known
         unknown[:own] = False
-        said = self.examples.outputs(cast(Network, self.prior), range(own, len(self.examples.view))) > 0
+        predicted = self.examples.outputs(cast(Network, self.prior), range(own, len(self.examples.view))) > 0
         self._filled = torch.zeros_like(known)
-        self._filled[own:, :old] = said.to(self.device) & unknown[own:, :old]
+        self._filled[own:, :old] = predicted.to(self.device) & unknown[own:, :old]
         self._guessed = unknown
         self._guessed[:, :old] = False
         both = self.config.memory.relabel == "both"
@@ -230,7 +231,7 @@ class Objective:
         self._tables = (filled, *self._tables[1:])
 
     def _filled_in(self, targets: Tensor, logits: Tensor, rows: Tensor) -> Tensor:
-        """Targets of some rows, with what models say where `memory.relabel` has them fill in exemplars' labels."""
+        """Targets of some rows, with the labels of exemplars that models fill in (`memory.relabel`)."""
         if self.config.memory.relabel == "none":
             return targets
         targets = targets.maximum(self._filled[rows].to(targets.dtype))

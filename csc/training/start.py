@@ -10,6 +10,7 @@ import torch
 
 from csc.config.schema import Config
 from csc.data.features import FeatureCard, backbone_weights, read_features, refuse_leaky
+from csc.data.order import task_seed
 from csc.data.views import View
 from csc.errors import BadModel
 from csc.methods import HEADS, build_head, kind_of
@@ -25,7 +26,7 @@ __all__ = ["Start", "seed_everything", "start_on_maps", "start_task"]
 
 def seed_everything(seed: int, task: int) -> None:
     """Make what follows depend on the seed and the task alone."""
-    torch.manual_seed(seed * 1_000 + task)
+    torch.manual_seed(task_seed(seed, task))
     torch.backends.cudnn.deterministic = True
 
 

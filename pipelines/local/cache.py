@@ -1,8 +1,8 @@
 """The outputs of finished steps, which later runs of the same pipeline use again.
 
-kfp.local trusts the paths of outputs. Ours remembers the digest of every file, and gives out nothing that has changed:
-the step then runs again. What it makes has another path, but if it is the same to the byte, the steps that read it are
-reused, because inputs are compared by their digests, too.
+kfp.local trusts the paths of outputs. Ours remembers the digest of every file, its own entry among them, and gives out
+nothing that has changed: the step then runs again. What it makes has another path, but if it is the same to the byte,
+the steps that read it are reused, because inputs are compared by their digests, too.
 """
 
 import contextlib
@@ -21,6 +21,8 @@ from csc.errors import CscError
 from csc.storage import read_json, sha256_file, write_json
 
 __all__ = ["StepCache", "cache_folder", "cached_by"]
+
+ENTRY = "the cache entry"  # by which its own digest goes, next to those of the outputs
 
 
 def cache_folder(workdir: Path, name: str, tracking: str) -> Path:
@@ -59,10 +61,15 @@ class StepCache(LocalCache):  # type: ignore[misc]
 
     def get(self, key: str) -> dict[str, Any] | None:
         """The outputs of a step that has run before, unless one of them is missing or has changed."""
+        entry, known = Path(self._entry_path(key)), self._read(key)
+        if not entry.is_file():
+            return None
+        if known.get(ENTRY, digest := sha256_file(entry)) != digest:  # entries of older versions have none
+            self.damaged(self._step, ENTRY)
+            return None
         outputs: dict[str, Any] | None = super().get(key)
         if outputs is None:
             return None
-        known = self._read(key)
         for name, artifact in _artifacts(outputs):
             digest = digest_of(Path(artifact.path))
             if digest != known.get(name):
@@ -73,11 +80,11 @@ class StepCache(LocalCache):  # type: ignore[misc]
         return outputs
 
     def put(self, key: str, outputs: dict[str, Any]) -> None:
-        """Remember the outputs of a step that has just run, and their digests."""
+        """Remember the outputs of a step that has just run, and all digests."""
+        super().put(key, outputs)
         digests = {name: digest_of(Path(artifact.path)) for name, artifact in _artifacts(outputs)}
         self._digests |= {artifact.uri: digests[name] for name, artifact in _artifacts(outputs)}
-        write_json(self._digest_file(key), digests)
-        super().put(key, outputs)
+        write_json(self._digest_file(key), {ENTRY: sha256_file(Path(self._entry_path(key))), **digests})
 
     def _digest_file(self, key: str) -> Path:
         return Path(self.cache_root) / f"{key}.sha256"

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import yaml
 
 from csc.errors import CscError
+from csc.pipelines.local.lock import is_going_on
 from csc.pipelines.local.steps import Show, Start, Step
 
 if TYPE_CHECKING:
@@ -52,15 +53,14 @@ def containers_for(package: Path, arguments: Mapping[str, str], workdir: Path) -
         images = sorted(_images(package))
         for image in images:
             _make_available(client, image)
-        labels = {_WORKDIR_LABEL: str(workdir), _RUN_LABEL: package.stem}
-        _remove_leftovers(client, labels)
+        _remove_leftovers(client, workdir, package.stem)
         environment = _environment(workdir)
         options = {
             **_options(client),
             "user": _user(client, images[0], workdir),
             "mounts": _mounts(_visible(workdir, arguments, environment)),
             "network_mode": "host" if _names_this_machine(environment) else None,
-            "labels": labels,
+            "labels": {_WORKDIR_LABEL: str(workdir), _RUN_LABEL: package.stem},
         }
 
         def start(step: Step, show: Show) -> int:
@@ -109,11 +109,12 @@ def _make_available(client: "DockerClient", image: str) -> None:
             ) from None
 
 
-def _remove_leftovers(client: "DockerClient", labels: Mapping[str, str]) -> None:
-    """End what this run has left running when it was killed: it would write the same files."""
-    wanted = [f"{name}={value}" for name, value in labels.items()]
-    for container in client.containers.list(all=True, filters={"label": wanted}):
-        container.remove(v=True, force=True)
+def _remove_leftovers(client: "DockerClient", workdir: Path, run: str) -> None:
+    """End what killed runs of the work folder have left running, this one among them: it would write the same files."""
+    for container in client.containers.list(all=True, filters={"label": [f"{_WORKDIR_LABEL}={workdir}"]}):
+        name = container.labels[_RUN_LABEL]
+        if name == run or not is_going_on(workdir, name):
+            container.remove(v=True, force=True)
 
 
 def _user(client: "DockerClient", image: str, workdir: Path) -> str:

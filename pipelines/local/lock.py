@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import json
+import multiprocessing
 import shutil
 import sys
 import tempfile
@@ -13,7 +14,7 @@ from typing import TextIO
 from csc.errors import BadData, CscError
 from csc.steps.finish import close
 
-__all__ = ["closed_if_cut_short", "locked", "make_writable"]
+__all__ = ["closed_if_cut_short", "is_going_on", "locked", "make_writable"]
 
 
 def make_writable(workdir: Path) -> None:
@@ -45,10 +46,31 @@ def locked(workdir: Path, name: str, run: Mapping[str, str]) -> Iterator[Path]:
         temporary = tempfile.mkdtemp(prefix="csc-run-")
         _write(lock, json.dumps({**run, "temporary": temporary}))
         try:
-            yield Path(temporary)
+            with _made_there(temporary):
+                yield Path(temporary)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
             _write(lock, "")
+
+
+@contextlib.contextmanager
+def _made_there(folder: str) -> Iterator[None]:
+    """Have all temporary files of this process made in a folder: kfp's workspaces, the socket of the fork server."""
+    settings = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    before, known = tempfile.tempdir, dict(settings)
+    tempfile.tempdir = settings["tempdir"] = folder
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
+        settings.clear()
+        settings.update(known)
+
+
+def is_going_on(workdir: Path, name: str) -> bool:
+    """Whether a process is at work on a run."""
+    with (workdir / "runs" / f"{name}.lock").open("a+", encoding="utf-8") as lock:
+        return not _taken(lock)
 
 
 @contextlib.contextmanager

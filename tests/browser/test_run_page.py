@@ -1,18 +1,17 @@
 """The page of a run in a browser: its numbers, its slider, on a desk, on a phone and without script."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
 from csc import metrics
 from csc.report.page import render
+from tests.browser.conftest import PHONE, keep_screenshot, too_wide
 from tests.reported import Reported, reported
 
 pytestmark = pytest.mark.slow
-SCREENSHOTS = Path(__file__).parents[2] / "build" / "screenshots"
-DESK, PHONE = 1100, 390
 
 
 @pytest.fixture(scope="module")
@@ -21,30 +20,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Reported:
 
 
 @pytest.fixture
-def opened(made: Reported, browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """Open the page of the run; whatever a script complains of fails the test."""
-    file, complaints, contexts = tmp_path / "report.html", [], []
-    file.write_text(render(made.run, made.evidence), encoding="utf-8")
-
-    def open_page(width: int = DESK, **options: Any) -> Any:
-        context = browser.new_context(viewport={"width": width, "height": 900}, **options)
-        contexts.append(context)
-        page = context.new_page()
-        page.on("console", lambda message: complaints.append(message.text))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("request", lambda request: request.url.startswith(("file:", "data:")) or complaints.append(request.url))
-        page.goto(file.as_uri())
-        return page
-
-    yield open_page
-    for context in contexts:
-        context.close()
-    assert complaints == []
-
-
-def shoot(page: Any, name: str) -> None:
-    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-    page.screenshot(path=SCREENSHOTS / f"run-{name}.png", full_page=True)
+def opened(made: Reported, open_page: Callable[..., Any]) -> Callable[..., Any]:
+    """Open the page of the run."""
+    return partial(open_page, render(made.run, made.evidence))
 
 
 def test_the_page_shows_the_numbers_of_the_metrics(opened: Callable[..., Any], made: Reported):
@@ -57,7 +35,7 @@ def test_the_page_shows_the_numbers_of_the_metrics(opened: Callable[..., Any], m
     assert rows.count() == len(made.run.last.seen)
     for index, name in enumerate(made.run.last.seen):
         assert rows.nth(index).locator("td").nth(2).inner_text() == f"{last.AP[name]:.1f}"
-    shoot(page, "desk")
+    keep_screenshot(page, "run-desk")
 
 
 @pytest.mark.parametrize("step", [0, 47, 50, 52, 99])
@@ -103,19 +81,9 @@ def test_where_the_model_looks_can_be_hidden(opened: Callable[..., Any]):
 
 
 def test_nothing_is_wider_than_a_phone(opened: Callable[..., Any]):
-    page = opened(PHONE, is_mobile=True)
-    shoot(page, "phone")
-    assert page.evaluate("document.documentElement.scrollWidth") == PHONE
-    cut = """() => [...document.querySelectorAll('main *')].filter((element) => {
-        const box = element.getBoundingClientRect();
-        for (let above = element.parentElement; above; above = above.parentElement) {
-            if (['auto', 'hidden', 'scroll'].includes(getComputedStyle(above).overflowX)) return false;
-        }
-        return box.width > 0 && (box.right > 390.5 || box.left < -0.5);
-    }).map((element) => element.outerHTML.slice(0, 120))"""
-    assert page.evaluate(cut) == []
-    cut_tables = "[...document.querySelectorAll('.wide')].filter((box) => box.scrollWidth > box.clientWidth + 1)"
-    assert page.evaluate(f"{cut_tables}.map((box) => box.innerText.slice(0, 60))") == []
+    page = opened(PHONE)
+    keep_screenshot(page, "run-phone")
+    assert too_wide(page) == []
 
 
 def test_the_page_can_be_read_without_a_script(opened: Callable[..., Any], made: Reported):
@@ -128,7 +96,7 @@ def test_the_page_can_be_read_without_a_script(opened: Callable[..., Any], made:
 
 def test_dark_and_print_have_colours_of_their_own(opened: Callable[..., Any]):
     page = opened(color_scheme="dark")
-    shoot(page, "dark")
+    keep_screenshot(page, "run-dark")
     ground = "getComputedStyle(document.body).backgroundColor"
     assert page.evaluate(ground) == "rgb(17, 20, 24)"
     page.emulate_media(media="print", color_scheme="dark")

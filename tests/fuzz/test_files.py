@@ -121,7 +121,7 @@ def test_answers_of_kubeflow(content: bytes):
 def test_answers_of_mlflow(content: bytes):
     from csc.tracking.queries import finished_runs
     from csc.tracking.registry import point_aliases
-    from csc.tracking.story import find_story
+    from csc.tracking.tracked_run import find_run
 
     text = content.decode("utf-8", "replace")
     answer = types.SimpleNamespace(status_code=200, text=text, content=content, json=lambda: json.loads(text))
@@ -130,7 +130,7 @@ def test_answers_of_mlflow(content: bytes):
         mock.patch.dict("os.environ", environment),
         mock.patch("mlflow.utils.rest_utils.http_request", return_value=answer),
     ):
-        attempt(find_story)
+        attempt(find_run)
         attempt(lambda: finished_runs("digits-b0c2"))
         attempt(lambda: point_aliases("digits-b0c2-csc", "key"))
 

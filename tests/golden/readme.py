@@ -46,8 +46,6 @@ def _described(documentation: str) -> Iterator[tuple[str, str]]:
         text = line.strip()
         if text in ("Args:", "Returns:"):
             section = text
-        elif section == "Args:" and ": " in text:
+        elif section and ": " in text:
             name, _, what = text.partition(": ")
             yield name, what
-        elif section == "Returns:" and text:
-            yield "Output", text

@@ -86,12 +86,22 @@ def test_an_extension_is_a_run_of_its_own_that_names_the_model_before(work, clie
     assert {run.info.status for run in found} == {"FINISHED"}
 
 
-def test_the_old_classes_are_judged_with_data_that_label_them(work, data, tmp_path):
+def test_the_old_classes_are_judged_with_data_that_label_them(work, data, client):
     done = csc("extend", f"models:/{NAME}/1", "--data", data["newest"], "--test", data["old"], "--workdir", work[0])
     assert done.returncode == 0, done.stdout + done.stderr
     (line,) = [line for line in done.stdout.splitlines() if "5 classes; they have no labels of the other 2" in line]
     assert "forgetting" in line
     assert "task 2 · evaluate-2" in done.stdout
+    told = next(text for text in done.stdout.splitlines() if text.startswith("The 5 old classes on"))
+    assert told in csc("show", "digits-b0c5+2", "--workdir", work[0]).stdout
+    (page,) = work[0].glob("digits-b0c5+2-csc-*.html")
+    assert told in page.read_text(encoding="utf-8")
+    experiment = client.get_experiment_by_name("csc-digits").experiment_id
+    found = client.search_runs([experiment], "tags.`csc.scenario` = 'digits-b0c5+2'")
+    assert {run.data.tags["csc.role"]: f"mAP {run.data.metrics['old_classes/mAP']:.1f}" in told for run in found} == {
+        "scenario": True,
+        "task": True,
+    }
 
 
 def test_the_same_command_again_has_nothing_to_do(work, data):

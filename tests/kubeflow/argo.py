@@ -37,6 +37,7 @@ LIMIT = 1 << 20  # of an object: the default of Argo's MAX_WORKFLOW_SIZE
 LEVEL = 4  # of gzip here; Argo's own writer packs less than level 6, and this gives the most that was measured
 SCRATCH = ("kfp-launcher", "gcs-scratch", "s3-scratch", "minio-scratch", "dot-local", "dot-cache", "dot-config")
 ORIGIN = {"code": "0.1.0+a0b12415", "data": "s3://csc/data/digits", "fingerprint": "9b43b153f9d357f1" * 4}
+RUN_PAGE = "http://mlflow.kubeflow.svc.cluster.local:5000/#/experiments/1/runs/%s"
 # What components write about their outputs, by name; every step that is given the output is handed it.
 MODEL: dict[str, Any] = {
     "display_name": "digits-b0c2 csc, task 1 of 5",
@@ -50,9 +51,9 @@ MODEL: dict[str, Any] = {
     "code": ORIGIN["code"],
 }
 FACTS: dict[str, dict[str, Any]] = {
-    "metrics": {"CF1": 76.912345, "FPR": 13.123456, "OF1": 78.134567, "forgetting": 7.345678, "mAP": 88.543219},
+    "metrics": {"CF1": 76.91, "FPR": 13.12, "OF1": 78.13, "forgetting": 7.35, "mAP": 88.54},
     "model": MODEL,
-    "registered": {**MODEL, "mlflow_uri": "models:/digits-b0c2-csc/1", "model_version": "1", "mAP": 88.543219},
+    "registered": {**MODEL, "mlflow_uri": "models:/digits-b0c2-csc/1", "mAP": 88.54},
 }
 
 
@@ -260,7 +261,8 @@ def _succeed(step: Step) -> dict[str, Any]:
     outputs = step.component.get("outputDefinitions", {})
     facts = {name: FACTS[name] for name in outputs.get("artifacts", {}) if name in FACTS}
     if "registered" in facts:
-        facts["registered"] = {**facts["registered"], "mlflow_run_id": hashlib.md5(step.path.encode()).hexdigest()}
+        run_id = hashlib.md5(step.path.encode()).hexdigest()
+        facts["registered"] = {**facts["registered"], "mlflow_run": RUN_PAGE % run_id}
     return {
         "parameterValues": {name: json.dumps(ORIGIN) for name in outputs.get("parameters", {})},
         "artifacts": {name: {"artifacts": [{"metadata": known}]} for name, known in facts.items()},

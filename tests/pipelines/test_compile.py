@@ -139,6 +139,31 @@ def test_every_argument_of_a_run_is_described(compiled, name):
     assert all(argument["description"] for argument in arguments.values())
 
 
+@pytest.mark.parametrize("name", ["voc-b0c4-kubeflow", FEATURES])
+def test_every_output_is_named_after_what_it_is(compiled, name):
+    _, (spec, *_) = compiled(name)
+    slots = [component.get("outputDefinitions", {}) for component in spec["components"].values()]
+    names = {name for slot in slots for kind in slot.values() for name in kind}
+    assert {"origin", "registered", "text"} <= names
+    assert "Output" not in names  # what kfp calls a result that has no name
+
+
+def test_the_page_of_a_run_draws_what_evaluate_and_report_found(compiled):
+    _, (spec, *_) = compiled("voc-b0c4-kubeflow")
+    drawn = {
+        name: slot["artifactType"]["schemaTitle"]
+        for step in ("comp-evaluate", "comp-report")
+        for name, slot in spec["components"][step]["outputDefinitions"]["artifacts"].items()
+    }
+    assert drawn.pop("scores") == "system.Dataset"
+    assert drawn == {
+        "metrics": "system.Metrics",
+        "roc": "system.ClassificationMetrics",
+        "page": "system.HTML",
+        "table": "system.Markdown",
+    }
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_no_machine_path_and_no_package_install_is_in_the_pipeline(compiled, name):
     path, _ = compiled(name)

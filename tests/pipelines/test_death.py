@@ -1,9 +1,11 @@
 """Runs that are ended from outside: what becomes of their steps, of what they left, and of what MLflow shows."""
 
 import json
+import multiprocessing.util
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -136,6 +138,15 @@ def test_the_next_run_clears_what_killed_ones_left_and_closes_them_in_mlflow(tmp
     assert not temporary.exists()
     with locked(tmp_path, "three", RUN):
         assert len(closed) == 1
+
+
+def test_temporary_files_of_libraries_are_where_the_next_run_clears_them(tmp_path: Path):
+    before = tempfile.gettempdir()
+    with locked(tmp_path, "one", RUN) as temporary:
+        assert Path(tempfile.mkdtemp(prefix="kfp-workspace-")).parent == temporary
+        assert Path(multiprocessing.util.get_temp_dir()) == temporary
+    assert tempfile.gettempdir() == before
+    assert multiprocessing.util.get_temp_dir() != str(temporary)
 
 
 def test_what_a_run_that_goes_on_has_is_left_alone(tmp_path: Path, closed):

@@ -28,8 +28,9 @@ def test_an_extension_has_the_steps_of_one_task(tmp_path: Path, tests_old: bool,
     documents = list(yaml.load_all(file.read_text(), yaml.CSafeLoader))
     parse_strictly(documents)
     (task,) = [one for one in documents[0]["components"].values() if "split" in _inputs(one) and "dag" in one]
-    old = {"build-dataset-2", "evaluate-2"} if tests_old else set()
+    old = {"build-dataset-2", "evaluate-2", "log-old-classes"} if tests_old else set()
     assert task["dag"]["tasks"].keys() == {"build-dataset", "train", "evaluate", "register"} | old
+    assert all(one["description"] for one in documents[0]["root"]["inputDefinitions"]["parameters"].values())
     closing = [one for one in documents[0]["root"]["dag"]["tasks"].values() if "finish" in one["taskInfo"]["name"]]
     assert [one["inputs"]["parameters"]["extended"] for one in closing] == (
         [{"runtimeValue": {"constant": "f" * 64}}] if on_cluster else []
@@ -52,7 +53,7 @@ def test_an_extension_is_submitted_with_the_exact_version_and_the_settings_of_th
     assert code == 0, error
     assert lines[1] == "models:/digits-b0c4-csc/1 knows 10 classes; task 4 brings bird, cat, dog, zebra"
     (run,) = server.runs.values()
-    assert run["display_name"] == "digits-b0c4+4 csc seed 7"
+    assert run["display_name"] == "digits-b0c4+4 · csc · train.epochs=2 · seed 7"
     parameters = run["runtime_config"]["parameters"]
     assert parameters["model"] == "models:/digits-b0c4-csc/1"
     assert (parameters["data"], parameters["test"]) == (data, "")

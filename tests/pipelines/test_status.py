@@ -148,7 +148,7 @@ def test_a_run_is_named_by_its_id_or_the_address_of_its_page(started: Callable[.
     code, lines, _ = csc("status", f"{host}/#/runs/details/{run_id}", flag, host, *more)
     assert code == 0
     assert lines == [
-        "digits-b0c4 csc seed 0 tasks 3",
+        "digits-b0c4 · csc · seed 0 · tasks 3",
         "ingest                   succeeded after 48 s",
         "prior                    succeeded after 48 s",
         "task 3 · split-labels    succeeded after 48 s",

@@ -94,3 +94,15 @@ def test_another_content_of_an_input_is_another_step(pipeline: Pipeline, tmp_pat
     (tmp_path / "other").write_text("other rows")
     pipeline.run()
     assert pipeline.ran == ["build", "train"]
+
+
+@pytest.mark.parametrize("change", ["another value", "not UTF-8", "no artifact any more"])
+def test_outputs_whose_entry_is_damaged_are_made_again(pipeline: Pipeline, tmp_path: Path, change: str):
+    for file in (tmp_path / "cache").glob("*.json"):
+        content = file.read_bytes()
+        changes = {"another value": (b": 3", b": 2"), "not UTF-8": (b"count", b"co\xf5nt")}
+        file.write_bytes(content.replace(*changes.get(change, (b"artifact", b"artifacu"))))
+    pipeline.run()
+    assert "build" in pipeline.ran
+    pipeline.run()
+    assert pipeline.ran == []

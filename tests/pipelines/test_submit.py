@@ -24,7 +24,7 @@ def submit(kfp, *more, scenario=SCENARIO):
 
 
 def test_submit_makes_experiment_pipeline_version_and_run_and_prints_the_address(server, csc):
-    code, lines, error = csc(*submit(server, "--seed", 7, "--method", "lwf"))
+    code, lines, error = csc(*submit(server, "--seed", 7, "--method", "lwf", "--set", "train.epochs=3"))
     assert (code, error) == (0, "")
     (run,) = server.runs.values()
     assert lines == [
@@ -36,10 +36,10 @@ def test_submit_makes_experiment_pipeline_version_and_run_and_prints_the_address
         f"stop        csc stop {run['run_id']} --profile mine.yaml --host {server.host} --token-env MY_TOKEN",
     ]
     assert re.fullmatch(r"pipeline    csc-digits-b0c4 · version [0-9a-f]{16} \(uploaded\)", lines[2])
-    assert run["display_name"] == "digits-b0c4 lwf seed 7"
+    assert run["display_name"] == "digits-b0c4 · lwf · train.epochs=3 · seed 7"
     parameters = run["runtime_config"]["parameters"]
     assert parameters["data"] == "s3://bucket/digits"
-    assert json.loads(parameters["config"]) == {"method": "lwf", "seed": 7}
+    assert json.loads(parameters["config"]) == {"method": "lwf", "seed": 7, "train": {"epochs": 3}}
 
 
 def test_submitting_the_same_again_reuses_experiment_pipeline_and_version(server, csc):
@@ -60,7 +60,7 @@ def test_another_pipeline_of_the_same_scenario_is_another_version(server, csc):
     _, lines, _ = csc(*submit(server, "--tasks", "2-"))
     assert lines[2].endswith("(uploaded)")
     assert (len(server.pipelines), len(server.versions)) == (1, 2)
-    assert [run["display_name"] for run in server.runs.values()][1] == "digits-b0c4 csc seed 0 tasks 2-3"
+    assert [run["display_name"] for run in server.runs.values()][1] == "digits-b0c4 · csc · seed 0 · tasks 2-3"
 
 
 def test_flags_come_before_the_profile(server, csc):

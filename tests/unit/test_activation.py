@@ -83,6 +83,29 @@ def test_of_krt_they_are_the_attention_of_each_task_on_the_places():
             assert torch.allclose(maps[:, column], expected)
 
 
+def test_of_a_transformer_with_a_linear_head_attention_is_rolled_out_from_the_positions_that_speak_for_a_class():
+    torch.manual_seed(0)
+    backbone = build_backbone(resolve("digits", {"method": "l2p"}).backbone).eval()
+    head = LinearHead(backbone.channels, CLASSES)
+    network = Network(backbone, head, (0.5,) * 3, (0.5,) * 3)
+    images = torch.randint(0, 256, (2, 3, 48, 48), dtype=torch.uint8)
+    net = backbone.net
+    with torch.inference_mode():
+        maps = class_activation_maps(network, images)
+        tokens = net.norm_pre(net._pos_embed(net.patch_embed(images / 127.5 - 1)))
+        reached = torch.eye(tokens.shape[1]).expand(2, -1, -1)  # what each token has from each patch and [CLS]
+        for block in net.blocks:
+            q, k, _ = block.attn.qkv(block.norm1(tokens)).unflatten(2, (3, block.attn.num_heads, -1)).unbind(2)
+            weights = torch.einsum("bihd,bjhd->bhij", q, k).mul(q.shape[-1] ** -0.5).softmax(dim=3)
+            reached = torch.einsum("bhij,bjk->bik", weights, reached) / weights.shape[1] / 2 + reached / 2
+            tokens = block(tokens)
+        speaking = head.linear(net.norm(tokens)[:, 1:]).softmax(dim=1)  # (B, patches, classes)
+        expected = torch.einsum("bpn,bpk->bnk", speaking, reached[:, 1:, 1:])
+    low, high = expected.amin(dim=2, keepdim=True), expected.amax(dim=2, keepdim=True)
+    assert torch.allclose(maps.flatten(2), (expected - low) / (high - low), atol=1e-4)
+    assert not torch.allclose(maps[:, 0], maps[:, 1])
+
+
 def test_of_prompts_they_are_attention_rolled_out_to_the_patches():
     torch.manual_seed(0)
     backbone = PromptedBackbone(

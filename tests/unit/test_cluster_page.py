@@ -14,7 +14,7 @@ from csc.cli import _parser
 from csc.pipelines.profile import read_profile
 from csc.pipelines.scenario import compile_pipeline
 from csc.scenario import Scenario
-from csc.tracking import retry
+from csc.tracking import calls
 from tests.kfp_recorded import recorded
 from tests.kfp_server import TOKEN, KfpServer, Refused
 
@@ -96,7 +96,7 @@ def test_the_cache_is_a_disk_of_the_pod_and_the_pages_say_so():
     assert f"`storage.data: {volume}/data/{{dataset}}`" in PAGE
 
 
-MEANINGS = [*retry._AWAY.values(), *retry._REFUSED.values()]
+MEANINGS = [*calls._AWAY.values(), *calls._REFUSED.values()]
 
 
 @pytest.mark.parametrize("meaning", MEANINGS, ids=lambda meaning: meaning.split(";")[0][:30])

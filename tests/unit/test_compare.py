@@ -11,13 +11,13 @@ from csc.errors import BadData
 from csc.study import compare as compare_module
 from csc.study.claims import Resampled
 from csc.study.compare import compare, comparison_page, comparison_text
-from csc.tracking.story import Story
+from csc.tracking.tracked_run import TrackedRun
 from tests.trained import metrics
 
 MODEL = Registered("voc-b0c4-csc", "1", "m", "f", "r", "p")
 
 
-def story(name, seed, last, scenario="voc-b0c4", **settings):
+def tracked(name, seed, last, scenario="voc-b0c4", **settings):
     """A finished run of two tasks."""
     tasks = [
         TaskResult(task, (f"c{task}",), seen, metrics(seen, last + 10 * (2 - task)), 10, 1.0)
@@ -26,7 +26,7 @@ def story(name, seed, last, scenario="voc-b0c4", **settings):
     record = RegisteredTask(MODEL, Run(scenario, name, seed, "scratch", "d" * 64, "1.0", tuple(tasks)))
     run_id = f"{name}-{seed}-{len(settings)}".ljust(32, "0")
     settings |= {"seed": str(seed), "method": name}
-    return Story(run_id, f"{scenario} · {name} · seed {seed}", "FINISHED", 0, scenario, settings, record)
+    return TrackedRun(run_id, f"{scenario} · {name} · seed {seed}", "FINISHED", 0, scenario, settings, record)
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +43,9 @@ def kept_scores(monkeypatch):
 
 
 def test_runs_that_differ_in_their_seed_alone_are_one_row():
-    groups = compare([story("csc", 0, 70.0), story("csc", 1, 72.0), story("lwf", 0, 60.0), story("lwf", 1, 61.5)])
+    groups = compare(
+        [tracked("csc", 0, 70.0), tracked("csc", 1, 72.0), tracked("lwf", 0, 60.0), tracked("lwf", 1, 61.5)]
+    )
     assert [(group.name, list(group.runs)) for group in groups] == [
         ("csc", [0, 1]),
         ("lwf", [0, 1]),
@@ -55,34 +57,34 @@ def test_runs_that_differ_in_their_seed_alone_are_one_row():
 
 
 def test_rows_of_one_name_are_told_apart():
-    groups = compare([story("csc", 0, 70.0), story("csc", 0, 71.0, **{"max_entropy.beta": "0"})])
+    groups = compare([tracked("csc", 0, 70.0), tracked("csc", 0, 71.0, **{"max_entropy.beta": "0"})])
     assert [group.name for group in groups] == ["voc-b0c4 · csc (csc-0-00)", "voc-b0c4 · csc (csc-0-10)"]
 
 
 @pytest.mark.parametrize("seed", [0, 5])
 def test_two_single_runs_are_compared_on_the_same_images_whatever_their_seeds(seed):
-    told = comparison_text(compare([story("csc", 0, 70.0), story("lwf", seed, 80.0)]))
+    told = comparison_text(compare([tracked("csc", 0, 70.0), tracked("lwf", seed, 80.0)]))
     (line,) = [line for line in told.splitlines() if "+10.0" in line]
     assert line.split()[-1] == "higher"
     assert "one seed: the interval is of these two models" in told
 
 
 def test_runs_of_other_scenarios_are_shown_and_not_compared():
-    told = comparison_text(compare([story("csc", 0, 70.0), story("csc", 0, 80.0, scenario="voc-b4c2")]))
+    told = comparison_text(compare([tracked("csc", 0, 70.0), tracked("csc", 0, 80.0, scenario="voc-b4c2")]))
     assert "not comparable" in told
     assert "scenario differs: voc-b0c4, voc-b4c2" in told
 
 
 def test_the_page_has_every_row_its_course_and_the_ap_of_each_class():
-    page = unescape(comparison_page(compare([story("csc", 0, 70.0), story("lwf", 0, 60.0)])))
+    page = unescape(comparison_page(compare([tracked("csc", 0, 70.0), tracked("lwf", 0, 60.0)])))
     assert page.startswith("<!DOCTYPE html>")
     assert page.count("<polyline") == 4  # in two widths
-    for word in ("<td>csc</td>", "lwf − csc", "−10.0", "lower", "<td>c2</td>", "differences in last mAP"):
+    for word in (">csc</td>", "lwf − csc", "−10.0", "lower", ">c2</td>", "differences in last mAP"):
         assert word in page
 
 
 def test_a_run_without_results_is_refused_by_its_name():
-    empty = Story("r" * 32, "voc-b0c4 · csc · seed 0", "RUNNING", 0, "voc-b0c4", {}, None)
+    empty = TrackedRun("r" * 32, "voc-b0c4 · csc · seed 0", "RUNNING", 0, "voc-b0c4", {}, None)
     with pytest.raises(BadData, match="run voc-b0c4 · csc · seed 0: no task of it is finished yet"):
         compare([empty])
 

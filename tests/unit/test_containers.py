@@ -11,6 +11,7 @@ import pytest
 
 from csc.pipelines.local import containers
 from csc.pipelines.local.containers import NoContainer, containers_for
+from csc.pipelines.local.lock import locked
 from csc.pipelines.local.steps import Start, Step
 
 PACKAGE = """
@@ -27,8 +28,9 @@ platforms: {}
 class Container:
     """A container that prints some bytes and ends."""
 
-    def __init__(self, chunks: list[bytes], code: int) -> None:
+    def __init__(self, chunks: list[bytes], code: int, run: str = "") -> None:
         self.chunks, self.code, self.removed = chunks, code, False
+        self.labels = {"csc.run": run}
 
     def logs(self, stream: bool):
         assert stream
@@ -228,12 +230,17 @@ def test_a_user_without_a_group_is_in_that_of_root(monkeypatch, workdir, as_root
     assert as_root == [("work", 10001, 0), ("pipeline", 10001, 0)]
 
 
-def test_what_a_killed_run_left_is_removed_and_other_runs_of_the_folder_are_not(monkeypatch, workdir):
-    left = Container([], 0)
-    engine = Engine(left=[left])
-    assert options(monkeypatch, workdir, engine)["labels"] == {"csc.workdir": str(workdir), "csc.run": "package"}
-    assert engine.asked == [f"csc.workdir={workdir}", "csc.run=package"]
-    assert left.removed
+def test_what_killed_runs_left_is_removed_and_what_runs_at_work_have_is_not(monkeypatch, workdir):
+    left = {name: Container([], 0, name) for name in ("package", "killed", "at-work")}
+    engine = Engine(left=list(left.values()))
+    with locked(workdir, "at-work", {"scenario": "s", "data": "d", "config": "{}"}):
+        assert options(monkeypatch, workdir, engine)["labels"] == {"csc.workdir": str(workdir), "csc.run": "package"}
+    assert engine.asked == [f"csc.workdir={workdir}"]
+    assert {name: container.removed for name, container in left.items()} == {
+        "package": True,
+        "killed": True,
+        "at-work": False,
+    }
 
 
 def test_a_pull_is_announced_before_it_takes_its_time(monkeypatch, workdir, capsys):

@@ -11,7 +11,7 @@ import pytest
 from csc import metrics
 from csc.data.evidence import THRESHOLDS, read_evidence
 from csc.errors import BadData
-from csc.report.calibration import at_threshold, ece
+from csc.report.reliability import at_threshold, ece
 from tests.reported import Reported, reported
 
 

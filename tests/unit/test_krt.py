@@ -69,7 +69,7 @@ def outputs_task_by_task(weights: dict[str, Tensor], maps: Tensor, tasks: int) -
 @pytest.mark.parametrize("groups", [(3,), GROUPS, (1,) * 12], ids=str)
 def test_the_head_computes_one_attention_per_task(groups: tuple[int, ...]):
     head, maps = settled_head(groups), feature_maps()
-    logits, embeddings = head.represented(maps)
+    logits, embeddings = head.logits_and_features(maps)
     expected = outputs_task_by_task(head.state_dict(), maps, len(groups))
     assert logits.shape == (BATCH, sum(groups)) == (BATCH, head.classes)
     assert embeddings.shape == (BATCH, len(groups), WIDTH)
@@ -152,7 +152,9 @@ def test_growing_adds_a_task_and_keeps_every_old_answer():
     }
     maps = feature_maps()
     torch.testing.assert_close(larger(maps)[:, :OLD], old(maps), rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(larger.represented(maps)[1][:, :2], old.represented(maps)[1], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        larger.logits_and_features(maps)[1][:, :2], old.logits_and_features(maps)[1], rtol=1e-6, atol=1e-6
+    )
 
 
 def test_first_weights_are_small_but_for_the_classifiers_of_later_tasks():
@@ -233,7 +235,7 @@ def test_the_threshold_keeps_within_its_bounds():
     assert threshold_for(nothing, 2.0, 0.2)[0] >= 1e-4
 
 
-class Lesson(SimpleNamespace):
+class FakeObjective(SimpleNamespace):
     """A task of which a method sees the prior model's logits."""
 
     def logits_of_prior(self) -> Tensor:
@@ -243,7 +245,7 @@ class Lesson(SimpleNamespace):
 def test_a_task_starts_with_the_pseudo_labels_that_its_old_classes_let_expect(capsys: pytest.CaptureFixture[str]):
     method = KRT(resolve("coco", {"method": "krt"}))
     scores = scores_of_a_prior(classes=40)
-    method.begin(Lesson(prior=object(), logits=scores.logit()))
+    method.begin(FakeObjective(prior=object(), logits=scores.logit()))
     count = float((scores > method.threshold).sum(dim=1).double().mean())
     assert count == pytest.approx(2.9 * 40 / 80, abs=0.1)
     assert capsys.readouterr().out == ""
@@ -253,7 +255,7 @@ def test_a_task_starts_with_the_pseudo_labels_that_its_old_classes_let_expect(ca
 
 def test_an_expectation_that_cannot_be_met_is_told_in_one_line(capsys: pytest.CaptureFixture[str]):
     method = KRT(resolve("coco", {"method": "krt"}))
-    method.begin(Lesson(prior=object(), logits=torch.full((10, 40), 9.0)))
+    method.begin(FakeObjective(prior=object(), logits=torch.full((10, 40), 9.0)))
     assert method.threshold == pytest.approx(0.8, abs=0.2)
     assert capsys.readouterr().out.count("\n") == 1
 
@@ -264,13 +266,13 @@ def test_of_several_processes_only_the_first_tells_it(
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
     for rank, lines in ((0, 1), (1, 0)):
         monkeypatch.setattr("torch.distributed.get_rank", lambda rank=rank: rank)
-        KRT(resolve("coco", {"method": "krt"})).begin(Lesson(prior=object(), logits=torch.full((10, 40), 9.0)))
+        KRT(resolve("coco", {"method": "krt"})).begin(FakeObjective(prior=object(), logits=torch.full((10, 40), 9.0)))
         assert capsys.readouterr().out.count("\n") == lines
 
 
 def test_the_base_task_has_no_threshold_to_look_for():
     method = KRT(resolve("voc", {"method": "krt"}))
-    method.begin(Lesson(prior=None))
+    method.begin(FakeObjective(prior=None))
     assert not method.state
     assert method.threshold == 0.8
 
@@ -327,7 +329,7 @@ def test_embeddings_weigh_more_the_fewer_of_the_classes_are_new():
 
 
 def outputs_of(head: IncrementalCrossAttention, maps: Tensor) -> Outputs:
-    return Outputs(*head.represented(maps), (maps,), None)
+    return Outputs(*head.logits_and_features(maps), (maps,), None)
 
 
 def test_identical_networks_have_no_distance_and_gradients_reach_what_is_shared():

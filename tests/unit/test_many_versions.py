@@ -12,7 +12,7 @@ from benchmarks.registry import add_versions
 from csc.tracking.names import model_name
 from csc.tracking.registry import fetch_model, find_record, point_aliases
 from csc.tracking.runs import run_key
-from csc.tracking.story import find_story, finished_tasks
+from csc.tracking.tracked_run import find_run, finished_tasks
 from csc.tracking.versions import find_version
 from tests.tracked import fresh_database
 from tests.trained import SCENARIO, Trained, trained
@@ -54,7 +54,7 @@ def registered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Traine
 
 
 ASKED: dict[str, Callable[[list[Trained]], object]] = {
-    "the story of a run": lambda tasks: find_story(SCENARIO),
+    "a tracked run": lambda tasks: find_run(SCENARIO),
     "the tasks that are finished": lambda tasks: finished_tasks(run_key(tasks[0].card)),
     "the model of the task before": lambda tasks: find_record(NAME, 2, run_key(tasks[0].card)),
     "the aliases of a run": lambda tasks: point_aliases(NAME, run_key(tasks[0].card)),

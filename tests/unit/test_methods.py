@@ -1,6 +1,7 @@
 """Learning methods: what each loss is, and which logits each of its terms may touch."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ import csc.config
 from csc.config import learns_like, resolve
 from csc.methods import method, register, registered
 from csc.methods.base import Step
-from csc.methods.losses import asymmetric_loss, binary_cross_entropy, max_entropy
+from csc.methods.csc import max_entropy
+from csc.methods.losses import asymmetric_loss, binary_cross_entropy
 from csc.methods.lwf import LwF
 
 BATCH, OLD, NEW = 4, 3, 2
@@ -205,6 +207,29 @@ def test_csc_is_alpha_ce_plus_rest_kd_minus_beta_h(seed: int):
         {"ce": alpha * ce, "kd": (1 - alpha) * kd, "H": -beta * h}, abs=1e-6
     )
     assert total(terms).item() == pytest.approx(alpha * ce + (1 - alpha) * kd - beta * h, abs=1e-6)
+
+
+def test_alpha_and_beta_may_follow_the_number_of_old_classes():
+    step, ratio = random_step(), OLD / NEW
+    plain = build("csc", loss={"alpha": 0.5}, max_entropy={"beta": 0.1}).loss(step)
+    powers = {"loss": {"alpha": 0.5, "alpha_power": -1.0}, "max_entropy": {"beta": 0.1, "beta_power": 2.0}}
+    scheduled = build("csc", **powers).loss(step)
+    factors = {name: (scheduled[name] / plain[name]).item() for name in plain}
+    assert factors["ce"] / factors["kd"] == pytest.approx(1 / ratio)
+    assert factors["ce"] + factors["kd"] == pytest.approx(2)
+    assert factors["H"] == pytest.approx(ratio**2)
+
+
+def test_logit_adjustment_adds_the_log_odds_of_new_classes_in_ce_alone():
+    step = random_step()
+    shares = torch.tensor([0.0, 0.0, 0.0, 0.5, 0.2], dtype=torch.float64)
+    labels = (torch.arange(10).unsqueeze(1) < 10 * shares).double()
+    adjusted = build("csc", loss={"alpha": 1.0, "logit_adjustment": 2.0})
+    adjusted.begin(SimpleNamespace(labels=lambda: labels, new=NEW, device=torch.device("cpu")))
+    shift = torch.tensor([0.0, 2 * math.log(0.2 / 0.8)])
+    expected = bce_by_loops((step.logits[:, OLD:] + shift).tolist(), step.targets[:, OLD:].tolist())
+    assert adjusted.terms(step)["ce"].item() == pytest.approx(expected)
+    assert adjusted.loss(step)["H"] == build("csc").loss(step)["H"]
 
 
 def test_the_presets_give_csc_the_weights_of_the_paper():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import average_precision_score, precision_recall_fscore_support
+from sklearn.metrics import average_precision_score, precision_recall_fscore_support, roc_curve
 
 from csc import metrics
 from csc.errors import BadData
@@ -99,6 +99,22 @@ def test_a_score_equal_to_the_threshold_is_not_predicted(dtype):
     scores = np.array([[0.8]], dtype=dtype)
     assert metrics.precision_recall_f1(scores, np.array([[True]]))["OR"] == 0.0
     assert metrics.evaluate(scores, np.array([[False]]), ["a"])["FPR"] == 0.0
+
+
+def test_points_of_the_roc_curve_are_those_of_scikit_learn():
+    scores, targets = random_case(60, 5, seed=1, levels=30)
+    points = list(zip(*metrics.roc_curve(scores, targets, points=20), strict=True))
+    theirs = {cut: (fpr, tpr) for fpr, tpr, cut in zip(*roc_curve(targets.ravel(), scores.ravel()), strict=True)}
+    shared = [(fpr, tpr, cut) for fpr, tpr, cut in points if cut in theirs]
+    assert len(shared) > 10
+    for fpr, tpr, cut in shared:
+        assert (fpr, tpr) == pytest.approx(theirs[cut])
+
+
+@pytest.mark.parametrize("present", [True, False])
+def test_without_labels_of_both_kinds_there_is_no_roc_curve(present):
+    found = metrics.roc_curve(np.full((2, 2), 0.5), np.full((2, 2), present))
+    assert [part.size for part in found] == [0, 0, 0]
 
 
 def test_false_positive_rate_is_over_the_absent_labels():

@@ -32,3 +32,14 @@ def test_the_page_is_the_one_that_the_run_made(words: str, workdir: Path, capsys
 def test_a_run_that_nobody_knows_is_one_line(workdir: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["report", "voc-b0c4", "--workdir", str(workdir)]) == 2
     assert "no run 'voc-b0c4' in the tracking store" in capsys.readouterr().err
+
+
+def test_a_page_sets_a_run_without_max_entropy_next_to_the_same_run_with_it(tmp_path: Path, workdir: Path):
+    page, both = tmp_path / "other.html", ("without max-entropy", "with max-entropy, β = 0.04")
+    for seed in (0, 1):  # the run of the work folder has the first
+        task = trained(tmp_path / "without", 1, seed, settings={"max_entropy": {"beta": 0.0}})
+        task.register()
+        report(str(task.registered), str(page), str(tmp_path / "table.md"))
+        assert [name in page.read_text() for name in both] == [seed == 0] * 2
+    assert main(["report", f"models:/{SCENARIO}-csc/1", "--workdir", str(workdir), "-o", str(page)]) == 0
+    assert [name in page.read_text() for name in both] == [True] * 2  # there is another run by now

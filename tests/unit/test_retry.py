@@ -31,8 +31,8 @@ from csc.errors import (
 from csc.retry import Retries, with_retries
 from csc.steps.ingest import ingest
 from csc.storage import read_bytes
+from csc.tracking.calls import translate_errors
 from csc.tracking.queries import reach
-from csc.tracking.retry import translate_errors
 from csc.tracking.server import connect
 from tests.builders import make_coco
 from tests.tracked import fresh_database

@@ -98,17 +98,16 @@ def test_sixteen_tasks_of_eighty_classes_make_a_page_below_6_mb_in_seconds(made:
 
 
 def _large(like: Evidence, names: list[str], task: int) -> Evidence:
-    """Evidence with as many images as a run on COCO keeps; photographs of 96 pixels have some 3 kB."""
+    """Evidence with as many images as a run on COCO keeps; photographs of 96 pixels have 2 to 3 kB."""
     generator = np.random.default_rng(task)
-    jpeg, heat = next((sight.thumbnail, sight.heat) for sight in like.sights if sight.thumbnail)
+    jpeg = next(sight.thumbnail for sight in like.sights if sight.thumbnail)
     sights = [
-        Sight(kind, name, f"{name} {kind} {shot}", 0.9, [name], thumbnail, heat=bytes(49), heat_width=7)
+        Sight(kind, name, f"{name} {kind} {shot}", 0.9, [name], thumbnail, generator.bytes(196), heat_width=14)
         for name in names
         for kind, shots, shown in (("hit", 3, 3), ("false alarm", 3, 3), ("miss", 3, 3), ("panel", 16, 3))
         for shot in range(shots)
         for thumbnail in [jpeg + generator.bytes(3000 - len(jpeg)) if shot < shown else b""]
     ]
-    assert heat
     size = len(names)
     counts = [sorted(generator.integers(0, 2000, 100).tolist(), reverse=True) for _ in names]
     facts = msgspec.structs.replace(
@@ -151,6 +150,12 @@ def test_over_confidence_is_said_with_an_example(made: Reported):
     assert "Confidence can be trusted: the ECE is 0.0 % or less." in told
 
 
+def test_a_cf1_of_nothing_is_explained_without_evidence_too(made: Reported):
+    nothing = msgspec.structs.replace(made.run.last.metrics, CF1=0.0, OF1=0.0)
+    run = msgspec.structs.replace(made.run, tasks=(msgspec.structs.replace(made.run.last, metrics=nothing),))
+    assert "Nothing is predicted correctly above 0.5: CF1 and OF1 are 0." in said(run)
+
+
 def test_the_paper_is_compared_in_points():
     run = make_run("voc-b0c4", "csc")
     apart = run.last.metrics.mAP - 85.1
@@ -191,6 +196,8 @@ def test_the_recipe_names_what_differs_from_the_method_and_how_to_run_it(made: R
     assert "csc run digits-b0c4 --method csc --seed 0" in command(made.run, facts)
     assert "--set train.epochs=3" in command(made.run, facts)
     assert "--data" not in command(made.run, facts)
+    extended = msgspec.structs.replace(made.run, scenario="digits-b0c4+2")
+    assert command(extended, facts).startswith("csc extend models:/digits-b0c4-csc@task-02 --seed 0 --data ")
 
 
 def test_a_heat_map_is_clearest_where_the_model_looks():
@@ -210,10 +217,10 @@ def test_evidence_is_kept_with_the_run_and_fetched_again(
 ):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", fresh_database(tmp_path))
     from csc.model import read_card
-    from csc.tracking.evidence import fetch_evidence, keep_evidence
+    from csc.tracking.files import EVIDENCE, fetch_evidence, keep_file
     from csc.tracking.runs import Tracker
 
     for task in (2, 1):
         tracker = Tracker(read_card(made.folder / f"task-{task}" / "model"))
-        keep_evidence(tracker, str(made.folder / f"task-{task}" / "evidence"))
+        keep_file(tracker, str(made.folder / f"task-{task}" / "evidence"), EVIDENCE)
     assert fetch_evidence(tracker.scenario_run_id) == made.evidence[:2]

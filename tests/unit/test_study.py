@@ -27,6 +27,7 @@ from csc.study.cells import DataSource, cells, results
 from csc.study.claims import Resampled, claims
 from csc.study.files import log_outcome, write_files
 from csc.study.intervals import _weights, difference, resampled_map
+from csc.study.local import distinct
 from csc.study.outcome import Outcome
 from csc.study.page import render
 from csc.study.reading import SHIPPED, read_study
@@ -361,6 +362,26 @@ def test_finished_cells_are_found_by_their_key(written, server):
     assert found[1].facts == {"initialisation": "scratch", "data": "v" * 64, "code": code_version()}
 
 
+def test_a_row_without_anything_random_is_run_once_and_counts_for_every_seed(written, server):
+    once = {"label": "once", "method": "ridge", "settings": {"init": "weights.safetensors"}}
+    rows = [once, {**once, "label": "random", "settings": {**once["settings"], "ridge.hidden": 8}}]
+    asked = cells(written({"title": "Mine", "scenarios": ["voc-b0c4"], "rows": rows}), SOURCES)
+    assert [cell.seed for cell in asked] == [0, 1, 2, 0, 1, 2]
+    assert len({cell.key for cell in asked[:3]}) == 1
+    assert len({cell.key for cell in asked[3:]}) == 3
+    assert len(distinct(asked)) == 4
+    server.finish(asked[0], 83.0)
+    assert [result.missing for result in results(asked)] == [""] * 3 + ["not run"] * 3
+
+
+def test_your_own_data_are_judged_by_training_images_that_were_held_out():
+    study = read_study("own-data").narrowed(["pets-b0c2"])
+    made = cells(study, {"pets": DataSource("/data/pets", 6, "p" * 64)})
+    assert {(cell.refused, cell.config.held_out) for cell in made} == {("", 5)}
+    tested = cells(study.narrowed(overrides={"held_out": 0}), {"pets": DataSource("/data/pets", 6, "p" * 64)})
+    assert {cell.config.held_out for cell in tested} == {0}
+
+
 def test_a_run_that_stopped_half_way_is_not_finished(written, server):
     asked = cells(written({**MINE, "seeds": [0]}), SOURCES)
     server.finish(asked[0], 70.0, curve=(90.0, 80.0))
@@ -641,9 +662,9 @@ def test_settings_for_all_rows_are_told_those_of_the_command_line_first(form, wr
     rows = [{"label": "A", "method": "csc", "settings": {"train.lr": 0.003}}, {"label": "B", "method": "lwf"}]
     common = {"train": {"epochs": 8, "lr": 0.001}, "backbone.frozen": True}
     study = written({"title": "T", "scenarios": ["voc-b0c4"], "rows": rows, "settings": common})
-    study = study.narrowed(overrides={"loss": {"alpha": "0.3"}, "train": {"epochs": "2"}})
+    study = study.narrowed(overrides={"init": "/my/w.safetensors", "loss": {"alpha": "0.3"}, "train": {"epochs": "2"}})
     told = told_in(form, Outcome(study, tuple(results(cells(study, SOURCES)))))
-    expected = "train.epochs=2, loss.alpha=0.3, train.lr=0.003 or 0.001, backbone.frozen=true"
+    expected = "train.epochs=2, init=w.safetensors, loss.alpha=0.3, train.lr=0.003 or 0.001, backbone.frozen=true"
     assert f"settings {expected}" in told
 
 

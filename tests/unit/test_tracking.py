@@ -3,6 +3,7 @@
 import os
 import re
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +12,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from csc.artifacts import RegisteredTask
 from csc.errors import TrackingError
 from csc.report.table import facts
 from csc.steps.ingest import ingest
 from csc.steps.report import report
-from csc.tracking import retry, runs
+from csc.tracking import calls, runs
 from csc.tracking.names import class_metric
 from csc.tracking.queries import close_runs, reach
 from csc.tracking.registry import fetch_model, find_record
@@ -108,6 +110,7 @@ def test_a_try_that_died_at_any_call_is_completed_by_the_next(
     call: str, client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     from mlflow.tracking import MlflowClient
+    from mlflow.tracking._model_registry.client import ModelRegistryClient
 
     def die(*_: object, **__: object) -> None:
         raise OSError("No space left on device")
@@ -115,7 +118,8 @@ def test_a_try_that_died_at_any_call_is_completed_by_the_next(
     undisturbed, task = trained(tmp_path, 1, seed=1), trained(tmp_path, 1)
     undisturbed.register()
     with monkeypatch.context() as broken:
-        broken.setattr(MlflowClient, call, die)
+        for kind in (MlflowClient, ModelRegistryClient):
+            broken.setattr(kind, call, die, raising=False)
         assert "says: No space left on device" in refusal(task.register)
     assert not task.registered.exists()
     task.register()
@@ -197,13 +201,13 @@ class Unreliable:
     made: int = 0
 
     def find(self) -> str | None:
-        assert os.environ.get(retry.RETRIES) == "5"
+        assert os.environ.get(calls.RETRIES) == "5"
         return "found" if self.made else None
 
     def make(self) -> str:
         from mlflow.exceptions import MlflowException
 
-        assert os.environ[retry.RETRIES] == "0"
+        assert os.environ[calls.RETRIES] == "0"
         failure = self.failures.pop(0) if self.failures else ""
         self.made += failure != "before"
         if failure:
@@ -217,28 +221,46 @@ class Unreliable:
 def test_what_is_made_is_made_once_whatever_becomes_of_the_answers(
     failures: list[str], answer: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setenv(retry.RETRIES, "5")
+    monkeypatch.setenv(calls.RETRIES, "5")
     thing = Unreliable(failures)
-    assert retry.find_or_create(thing.find, thing.make) == answer
+    assert calls.find_or_create(thing.find, thing.make) == answer
     assert thing.made == 1
-    assert os.environ[retry.RETRIES] == "5"
-    assert retry.find_or_create(thing.find, thing.make) == "found"
+    assert os.environ[calls.RETRIES] == "5"
+    assert calls.find_or_create(thing.find, thing.make) == "found"
+
+
+def test_of_what_two_runs_create_at_once_the_first_stays(client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def blind(find: Callable[[], Any], create: Callable[[], Any], settle: Any = None) -> Any:
+        """Look only after creating, as when somebody else creates it in between."""
+        looks = iter([lambda: None]) if settle else iter(())
+        return calls.find_or_create(lambda: next(looks, find)(), create, settle)
+
+    one = trained(tmp_path / "here", 1)
+    one.train()
+    one.register()
+    expected = Tracked(client, one.card).count()
+    for module in ("runs", "registry"):
+        monkeypatch.setattr(f"csc.tracking.{module}.find_or_create", blind)
+    other = trained(tmp_path / "there", 1)
+    other.train()
+    assert other.register()["model"]["version"] == "1"
+    assert Tracked(client, one.card).count() == expected
 
 
 def test_making_something_is_not_tried_for_ever(monkeypatch: pytest.MonkeyPatch):
     from mlflow.exceptions import MlflowException
 
-    monkeypatch.setenv(retry.RETRIES, "5")
+    monkeypatch.setenv(calls.RETRIES, "5")
     thing = Unreliable(["before"] * 9)
     with pytest.raises(MlflowException):
-        retry.find_or_create(thing.find, thing.make)
-    assert (len(thing.failures), thing.made) == (9 - retry.TRIES, 0)
+        calls.find_or_create(thing.find, thing.make)
+    assert (len(thing.failures), thing.made) == (9 - calls.TRIES, 0)
 
 
 def test_a_refusal_is_not_tried_again(monkeypatch: pytest.MonkeyPatch):
     from mlflow.exceptions import MlflowException
 
-    monkeypatch.delenv(retry.RETRIES, raising=False)
+    monkeypatch.delenv(calls.RETRIES, raising=False)
 
     tries: list[int] = []
 
@@ -247,9 +269,9 @@ def test_a_refusal_is_not_tried_again(monkeypatch: pytest.MonkeyPatch):
         raise MlflowException.invalid_parameter_value("no")
 
     with pytest.raises(MlflowException):
-        retry.find_or_create(lambda: None, refused)
+        calls.find_or_create(lambda: None, refused)
     assert len(tries) == 1
-    assert retry.RETRIES not in os.environ
+    assert calls.RETRIES not in os.environ
 
 
 @pytest.fixture
@@ -312,14 +334,14 @@ def test_what_mlflow_says_becomes_what_it_means(said: str, told: str, away: str)
     from mlflow.exceptions import MlflowException
 
     def fail() -> None:
-        with retry.translate_errors():
+        with calls.translate_errors():
             raise MlflowException(said)
 
     assert told in refusal(fail)
 
 
 def test_a_mistake_of_ours_is_not_blamed_on_the_server(away: str):
-    with pytest.raises(KeyError), retry.translate_errors():
+    with pytest.raises(KeyError), calls.translate_errors():
         raise KeyError("ours")
 
 
@@ -474,10 +496,47 @@ def test_pages_say_what_they_show(client: Any, tmp_path: Path):
         assert f"It started from [models:/{NAME}/1](#/models/{NAME}/versions/1)." in text
         assert "**mAP 20.0 · CF1 21.0" in text
     files = {item.path for item in client.list_artifacts(parent.info.run_id)}
-    assert files == {"config.yaml", "report.html", "results.json"}
+    assert files == {"config.yaml", "images", "report.html", "results.json"}
+    (data,) = [item.dataset for item in parent.inputs.dataset_inputs]
+    assert (data.name, data.digest) == ("digits", "d" * 16)
+    models = [RegisteredTask.read(task.registered).model.model_id for task in (first, second)]
+    assert {item.model_id for item in parent.outputs.model_outputs} == set(models)
     assert parent.data.metrics["last_mAP"] == 20.0
     assert parent.data.tags["csc.settings"] == "train.epochs=2"
     assert parent.data.tags["mlflow.user"]
+
+
+def test_figures_are_images_of_the_scenarios_run_and_come_once(client: Any, tmp_path: Path):
+    task = trained(tmp_path, 1)
+    task.register()
+    for _ in range(2):
+        report(str(task.registered), str(tmp_path / "page.html"), str(tmp_path / "table.md"))
+    (parent,) = Tracked(client, task.card).runs("scenario")
+    assert parent.data.tags["mlflow.loggedImages"] == "True"
+    paths = [item.path for item in client.list_artifacts(parent.info.run_id, "images")]
+    begun = parent.info.start_time
+    for figure in ("mAP by task", "AP by task"):  # as MLflow's pages expect it: an image, and a smaller copy of it
+        found = [path for path in paths if path.startswith(f"images/{figure}+step+1+timestamp+{begun}+")]
+        assert [path.rpartition(".")[2] for path in sorted(found)] == ["webp", "png"]
+        for path in found:
+            image = Image.open(client.download_artifacts(parent.info.run_id, path, str(tmp_path)))
+            assert len(image.convert("RGB").getcolors(1 << 20)) > 2
+    assert len(paths) == 4
+
+
+def test_an_epoch_says_how_busy_the_machine_was_and_a_resumed_training_adds_no_point_twice(client: Any, tmp_path: Path):
+    task = trained(tmp_path, 1)
+    for epochs in ((0,), (0, 1)):  # the second try begins with an epoch that is logged already
+        tracker = Tracker(task.card)
+        with tracker.measuring():
+            for epoch in epochs:
+                tracker.log_epoch(epoch, epoch_log(epoch))
+    tracked = Tracked(client, task.card)
+    (child,) = tracked.runs("task")
+    for number in ("cpu_utilization_percentage", "system_memory_usage_megabytes", "disk_available_megabytes"):
+        assert tracked.steps(child, f"system/{number}") == [1, 2]
+    assert child.data.metrics["system/system_memory_usage_megabytes"] > 10
+    assert "csc-usage" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_terms_of_the_loss_are_named_as_such_and_every_view_has_its_digest(client: Any, tmp_path: Path):
@@ -504,7 +563,7 @@ def test_two_processes_that_share_a_server_log_every_point_once(client: Any, tmp
     model = RegisteredTask.read(task.registered).model
     for tracker in (one, two):
         tracker.log_task(model.model_id, {"mAP": 10.0}, {"0": 50.0}, [epoch_log(epoch) for epoch in range(EPOCHS)])
-        tracker.log_scenario({"mAP": 10.0})
+        tracker.log_scenario({"mAP": 10.0}, "images")
     for _ in range(2):
         report(str(task.registered), str(tmp_path / "page.html"), str(tmp_path / "table.md"))
     tracked = Tracked(client, task.card)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from csc.data.ingest.shards import Part
+from csc.data.ingest.shard_writer import Part
 from csc.data.ingest.workers import for_each_part
 
 PARTS = [Part(number, ()) for number in range(6)]

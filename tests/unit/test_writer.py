@@ -21,13 +21,13 @@ import pytest
 from PIL import Image
 
 import csc.data.ingest.images
-import csc.data.ingest.shards
+import csc.data.ingest.shard_writer
 import csc.data.ingest.workers
 from csc.data.dataset import Dataset
 from csc.data.ingest.coco import ingest_coco
 from csc.data.ingest.images import Encoded, Listed, SourceImages
 from csc.data.ingest.output import Output
-from csc.data.ingest.shards import Part
+from csc.data.ingest.shard_writer import Part
 from csc.data.ingest.source import Source
 from csc.data.ingest.voc import ingest_voc2007
 from csc.data.ingest.writer import WriteOptions, write_dataset
@@ -322,7 +322,7 @@ def test_a_target_that_cannot_be_written_is_refused_in_one_line(
 def test_a_full_shard_is_followed_by_another_and_places_are_right(
     per_shard: int, batch_rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(csc.data.ingest.shards, "BATCH_ROWS", batch_rows)
+    monkeypatch.setattr(csc.data.ingest.shard_writer, "BATCH_ROWS", batch_rows)
     dataset = write(tmp_path / "set", options=WriteOptions(shard_rows=per_shard))
     places = [(row["shard"], row["row"]) for row in dataset.labels().to_pylist()]
     assert places == [divmod(index, per_shard) for index in range(5)]
@@ -602,7 +602,7 @@ def test_several_who_make_the_same_data_set_at_once_all_get_it(tmp_path: Path):
 
 
 def test_memory_holds_one_batch_of_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(csc.data.ingest.shards, "BATCH_BYTES", 4 << 20)
+    monkeypatch.setattr(csc.data.ingest.shard_writer, "BATCH_BYTES", 4 << 20)
     listing = [Listed(f"{row:02d}", "train" if row < 32 else "test", CLASSES, (), "") for row in range(64)]
 
     def large(rows: Sequence[Listed]) -> Iterator[Encoded]:

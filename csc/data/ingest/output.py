@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import TextIO
 
 from csc.data.ingest.images import Images
-from csc.data.ingest.shards import Part, Shard, has_sha256, write_shard
+from csc.data.ingest.shard_writer import Part, Shard, write_shard
+from csc.data.shards import has_sha256
 from csc.errors import BadData, CscError, resumable_error
 from csc.storage import (
     absolute,

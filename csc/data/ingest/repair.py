@@ -5,11 +5,11 @@ from collections.abc import Iterator, Sequence
 
 from csc.data.dataset import Dataset
 from csc.data.ingest.images import Images
-from csc.data.ingest.shards import Part, has_sha256, write_shard
+from csc.data.ingest.shard_writer import Part, write_shard
 from csc.data.ingest.workers import for_each_part
-from csc.data.shards import IndexEntry, read_index
+from csc.data.shards import IndexEntry, damaged_shards, read_index
 from csc.errors import BadData, Unavailable
-from csc.storage import atomic_output, is_remote, join, list_below, local_path, writable
+from csc.storage import atomic_output, join, writable
 
 __all__ = ["beyond_repair", "is_undamaged", "repair"]
 
@@ -17,7 +17,7 @@ __all__ = ["beyond_repair", "is_undamaged", "repair"]
 def repair(dataset: Dataset, parts: Sequence[Part], images: Images, workers: int) -> Iterator[str]:
     """Write shards again that are missing or differ from the index of the data set; yield the name of each."""
     index = _index(dataset)
-    damaged = _damaged(dataset, index)
+    damaged = damaged_shards(dataset.images, index)
     if damaged and [entry.rows for entry in index] != [len(part.rows) for part in parts]:
         raise beyond_repair(dataset, _file(dataset, damaged[0]))  # it has another number of rows per shard
     work = functools.partial(_write_again, dataset, {number: index[number].sha256 for number in damaged})
@@ -26,7 +26,7 @@ def repair(dataset: Dataset, parts: Sequence[Part], images: Images, workers: int
 
 def is_undamaged(dataset: Dataset) -> bool:
     """Whether there is nothing to repair."""
-    return not _damaged(dataset, _index(dataset))
+    return not damaged_shards(dataset.images, _index(dataset))
 
 
 def beyond_repair(dataset: Dataset, file: str) -> BadData:
@@ -45,15 +45,6 @@ def _index(dataset: Dataset) -> list[IndexEntry]:
         raise
     except BadData:
         raise beyond_repair(dataset, join(dataset.images, "index.json")) from None
-
-
-def _damaged(dataset: Dataset, index: Sequence[IndexEntry]) -> list[int]:
-    """The numbers of damaged shards; of those in a bucket only the sizes are compared."""
-    if is_remote(dataset.uri):
-        sizes = dict(list_below(dataset.images))
-        return [number for number, entry in enumerate(index) if sizes.get(f"{number:05d}.arrow") != entry.bytes]
-    files = [local_path(_file(dataset, number)) for number in range(len(index))]
-    return [number for number, entry in enumerate(index) if not has_sha256(files[number], entry.sha256)]
 
 
 def _write_again(dataset: Dataset, expected: dict[int, str], images: Images, part: Part) -> str:

@@ -14,7 +14,7 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
-from csc.data.ingest.shards import Part
+from csc.data.ingest.shard_writer import Part
 from csc.errors import resumable_error
 
 __all__ = ["for_each_part"]

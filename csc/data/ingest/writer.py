@@ -25,7 +25,7 @@ from csc.data.ingest.classes import check_class_names, in_order
 from csc.data.ingest.images import Images, Listed, SourceImages
 from csc.data.ingest.output import refuse_foreign, resume
 from csc.data.ingest.repair import beyond_repair, repair
-from csc.data.ingest.shards import Part, Shard, split_listing
+from csc.data.ingest.shard_writer import Part, Shard, split_listing
 from csc.data.ingest.source import Source
 from csc.data.ingest.workers import for_each_part
 from csc.data.progress import Bar

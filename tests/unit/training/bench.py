@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from torch import Tensor, nn
 
 from csc.config import parse_overrides, resolve
 from csc.config.schema import Config
+from csc.data.loading import Batches, Workers, training_batches
+from csc.data.order import Draw
 from csc.data.views import View
 from csc.errors import CscError
 from csc.methods import build_head, kind_of
@@ -43,6 +46,14 @@ def settings(*items: str) -> Config:
 
 def first_rows(view: View, rows: int) -> View:
     return dataclasses.replace(view, table=view.table.take(list(range(rows))))
+
+
+def plain(
+    view: View, batches: Sequence[Sequence[int]], *, size: int, workers: Workers, decode: str = "fast"
+) -> Batches:
+    """Batches of the given rows, without augmentation."""
+    plan = [(0, [[Draw(rows)] for rows in batches])]
+    return training_batches(view, plan, seed=0, size=size, augment=False, workers=workers, decode=decode)
 
 
 def fresh_network(config: Config, classes: int = NEW, seed: int = 0) -> Network:

@@ -21,7 +21,6 @@ from csc.data.loading import (
     Batches,
     Workers,
     decode,
-    evaluation_batches,
     training_batches,
     workers_for,
 )
@@ -37,6 +36,7 @@ from tests.unit.training.bench import (
     first_rows,
     fresh_network,
     one_line,
+    plain,
     settings,
     state_of,
 )
@@ -165,11 +165,11 @@ def test_a_lone_last_image_does_not_stop_training(bench: Bench):
 @pytest.mark.parametrize("workers", WAYS)
 def test_evaluation_reads_the_rows_it_is_told(views: dict[int, View], workers: Workers):
     parts = [range(19), [19], []]
-    batches = list(evaluation_batches(views[1], parts, size=32, workers=workers))
+    batches = list(plain(views[1], parts, size=32, workers=workers))
     assert [batch.rows.tolist() for batch in batches] == [list(range(19)), [19], []]
     assert [len(batch.images) for batch in batches] == [len(batch.targets) for batch in batches] == [19, 1, 0]
-    plain = by_row(load(views[1], augment=False))
-    assert all(torch.equal(image, plain[row]) for row, image in by_row(batches).items())
+    loaded = by_row(load(views[1], augment=False))
+    assert all(torch.equal(image, loaded[row]) for row, image in by_row(batches).items())
 
 
 def test_confidences_are_those_of_the_network_and_do_not_depend_on_the_batch(views: dict[int, View]):
@@ -178,7 +178,7 @@ def test_confidences_are_those_of_the_network_and_do_not_depend_on_the_batch(vie
     before = state_of(network)
     rows, values = zip(*confidences(network, views[1], config), strict=True)
     assert torch.cat(rows).tolist() == list(range(ROWS))
-    one = next(evaluation_batches(views[1], [[0]], size=32, workers=0))
+    one = next(plain(views[1], [[0]], size=32, workers=0))
     with torch.no_grad():
         expected = copy.deepcopy(network).eval()(one.images).sigmoid()
     torch.testing.assert_close(torch.cat(values)[:1], expected, rtol=1e-4, atol=1e-5)
@@ -213,14 +213,14 @@ def test_a_number_of_workers_is_taken_as_it_is(wanted: int, device: str):
 def test_a_missing_shard_is_reported_by_its_place(views: dict[int, View], tmp_path: Path, workers: Workers, mode: str):
     nowhere = dataclasses.replace(views[1], images=str(tmp_path))
     with pytest.raises(BadData, match=r"00000\.arrow") as error:
-        next(evaluation_batches(nowhere, [[0]], size=32, workers=workers, decode=mode))
+        next(plain(nowhere, [[0]], size=32, workers=workers, decode=mode))
     assert one_line(error)
 
 
 @pytest.mark.parametrize("workers", WAYS)
 def test_a_broken_image_is_reported_where_its_batch_would_be(photograph: bytes, tmp_path: Path, workers: Workers):
     view = _view([photograph, photograph, photograph[:20_000], photograph], 8, tmp_path)
-    batches = evaluation_batches(view, [[0, 1], [3, 4], [5, 6], [7]], size=32, workers=workers)
+    batches = plain(view, [[0, 1], [3, 4], [5, 6], [7]], size=32, workers=workers)
     assert [len(next(batches).rows) for _ in range(2)] == [2, 2]
     with pytest.raises(BadData, match=r"00000\.arrow row 2: broken image \(image file is truncated") as error:
         next(batches)
@@ -235,7 +235,7 @@ def test_what_is_no_image_is_reported_alike_by_both_decoders(content: bytes, tmp
     texts = []
     for mode in ("fast", "exact"):
         with pytest.raises(BadData, match="row 0: broken image") as error:
-            next(evaluation_batches(view, [[0]], size=32, workers=0, decode=mode))
+            next(plain(view, [[0]], size=32, workers=0, decode=mode))
         assert one_line(error)
         texts.append(str(error.value).partition("0x")[0])
     assert texts[0] == texts[1]
@@ -400,10 +400,7 @@ def test_every_kind_of_image_comes_out_as_pillow_reads_it(photograph: bytes, for
 def test_batches_are_decoded_as_told(photograph: bytes, tmp_path: Path, mode: str):
     view = _view([photograph], 1, tmp_path)
     expected = torch.from_numpy(decode(photograph, 64, mode)).permute(2, 0, 1)
-    batch = next(evaluation_batches(view, [[0]], size=64, workers=0, decode=mode))
-    assert torch.equal(batch.images[0], expected)
-    plain = training_batches(view, [(0, [[Draw([0])]])], seed=0, size=64, augment=False, workers=0, decode=mode)
-    assert torch.equal(next(plain).images[0], expected)
+    assert torch.equal(next(plain(view, [[0]], size=64, workers=0, decode=mode)).images[0], expected)
 
 
 def test_loading_leaves_the_random_state_of_torch_alone(views: dict[int, View]):

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from csc.data.loading import evaluation_batches
 from csc.errors import BadData
 from csc.methods import build_head, registered
 from csc.nets.backbone import build_backbone
@@ -22,6 +21,7 @@ from tests.unit.training.bench import (
     first_rows,
     fresh_network,
     grown_network,
+    plain,
     settings,
     state_of,
 )
@@ -186,7 +186,7 @@ def test_distillation_compares_with_the_prior_on_the_same_images(bench: Bench, f
         for network in (trainer.network, trainer.prior):
             network.head.linear.weight[:NEW] *= 50  # so that images differ in their logits
     log = trainer.run()
-    batch = next(evaluation_batches(bench.views[2], [range(ROWS)], size=32, workers=0))
+    batch = next(plain(bench.views[2], [range(ROWS)], size=32, workers=0))
     with torch.no_grad():
         p = trainer.prior(batch.images).sigmoid()
     lowest = -(p * p.log() + (1 - p) * (1 - p).log()).mean()  # cross-entropy with itself

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from csc.data.loading import evaluation_batches
 from csc.errors import CscError
 from csc.methods import registered
 from csc.nets.correlation import statistical_cm
@@ -20,6 +19,7 @@ from tests.unit.training.bench import (
     fresh_network,
     grown_network,
     one_line,
+    plain,
     settings,
     state_of,
 )
@@ -136,7 +136,7 @@ def test_training_fills_the_statistical_matrix_from_labels_and_the_prior(bench: 
         config, grown_network(prior), task=2, prior=prior, checkpoint=bench.folder / "second.safetensors"
     )
     second.run()
-    batch = next(evaluation_batches(bench.views[2], [range(ROWS)], size=32, workers=0))
+    batch = next(plain(bench.views[2], [range(ROWS)], size=32, workers=0))
     with torch.no_grad():
         logits = prior(batch.images)
     matrix = second.network.head.statistical_cm

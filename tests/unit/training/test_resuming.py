@@ -139,8 +139,7 @@ def test_a_damaged_checkpoint_is_reported_and_the_task_starts_again(
     again.run()
     assert told == [0, 1]
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "damaged" in line]
-    assert line.startswith(f"{bench.checkpoint}: damaged checkpoint (")
-    assert line.endswith("; task starts again")
+    assert line.startswith(f"task starts again: {bench.checkpoint}: damaged checkpoint (")
     assert changed(state_of(undisturbed.network), again.network) == set()
 
 

@@ -14,6 +14,7 @@ from csc.methods.base import Method
 from csc.nets.backbone import StoredBackbone
 from csc.nets.head import grow
 from csc.nets.network import Network
+from csc.training.calibration import calibrate
 from tests.unit.training.bench import NEW, fresh_network, grown_network, one_line, settings, state_of
 
 FEATURES, SIZES = 6, (2, 1, 3)
@@ -22,7 +23,7 @@ RIDGE = ("method=ridge",)
 
 @dataclass
 class Taught:
-    """Some images as the lesson of a task."""
+    """Some images as the objective of a task."""
 
     network: Network
     maps: Tensor
@@ -135,6 +136,15 @@ def test_pooling_and_random_features_are_settings_of_the_same_head():
     assert torch.equal(one.expansion, two.expansion)  # a matter of the seed, not of what was drawn before
     another = build_head(settings(*RIDGE, "ridge.hidden=16", "seed=4"), FEATURES, (2,))
     assert not torch.equal(one.expansion[:, :FEATURES], another.expansion)
+
+
+def test_probabilities_of_a_closed_form_are_not_fitted_again(bench):
+    solved = bench.trainer(settings(*RIDGE, "threshold=0.4"))
+    solved.run()
+    fitted = calibrate(solved.objective, None)
+    assert fitted["temperature"] == 1
+    assert set(fitted["thresholds"].values()) == {0.4}
+    assert list(fitted["thresholds"]) == list(solved.objective.classes)
 
 
 def test_the_loop_solves_in_one_pass_and_leaves_the_backbone_alone(bench):

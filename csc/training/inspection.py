@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from csc.data.features import read_features
 from csc.data.shards import FORMATS, ImageShards
 from csc.data.views import View
 from csc.distributed.group import single_process
+from csc.metrics import confidence_bins
 from csc.model import MEMORY, ModelCard, load_network
 from csc.nets.activation import class_activation_maps
 from csc.nets.ci_gcn import CIGCN
@@ -29,18 +30,17 @@ from csc.nets.label_graph import LabelGraph
 from csc.nets.network import Network
 from csc.replay.memory import read_memory
 from csc.scenario import Scenario
+from csc.training.batches import plain_batches
 from csc.training.device import for_inference
-from csc.training.inference import plain_batches
 
 __all__ = ["gather_evidence"]
 
 PANEL = 16  # images of each class whose scores are kept after every task
-STORIES = 8  # images of the panels that are shown after every task
+FOLLOWED = 8  # images of the panels that are shown after every task
 MEMORIES = 3  # thumbnails of a class, of at most 40 classes
 SHOTS, ALL_SHOTS = 6, 240  # images of a kind and class, and of a kind in all
-BINS = 15  # of the reliability diagram, as of the ECE
 SIDE, QUALITY = 96, 72  # of a thumbnail
-HEAT_SIDE = 16  # places of a heat map to a side, at most
+HEAT_SIDE = 16  # cells of a heat map to a side, at most
 
 Pairs = list[tuple[str, int, int]]  # kind, class, row of the view
 
@@ -60,8 +60,8 @@ def gather_evidence(model: Path, view: View, scores: Scores, features: str, seco
     columns = [card.classes.index(name) for name in view.classes]  # all, unless a model was extended
     card = replace(card, classes=view.classes, new=tuple(name for name in card.new if name in view.classes))
     chosen = _choice(view, scores, card)
-    places = [(row, columns[column]) for _, column, row in chosen]
-    heats = _heat_maps(network, view, card, places, features)
+    pairs = [(row, columns[column]) for _, column, row in chosen]
+    heats = _heat_maps(network, view, card, pairs, features)
     shown = _shown(chosen, scores, card)
     pictures = _Pictures(view)
     sights = []
@@ -118,14 +118,14 @@ def _shown(chosen: Pairs, scores: Scores, card: ModelCard) -> set[tuple[str, int
     """Which of the chosen get a thumbnail: of the panel, the missed old ones and those with the most classes."""
     threshold, old = card.settings().threshold, len(card.classes) - len(card.new)
     panel = [choice for choice in chosen if choice[0] == "panel"]
-    stories = {row for row, _ in Counter(row for _, _, row in panel).most_common(STORIES)}
+    followed = {row for row, _ in Counter(row for _, _, row in panel).most_common(FOLLOWED)}
     missed = []
     for column in range(old):
         rows = [row for _, owner, row in panel if owner == column and scores.confidences[row, column] <= threshold]
         rows.sort(key=lambda row: float(scores.confidences[row, column]))
         missed += [("panel", column, row) for row in rows[: _shots(card)]]
     others = [choice for choice in chosen if choice[0] != "panel"]
-    return {*others, *missed, *(choice for choice in panel if choice[2] in stories)}
+    return {*others, *missed, *(choice for choice in panel if choice[2] in followed)}
 
 
 def _heat_maps(
@@ -147,7 +147,7 @@ def _heat_maps(
             if max(maps.shape[2:]) > HEAT_SIDE:
                 maps = adaptive_max_pool2d(maps, HEAT_SIDE)
         coarse = (maps * 255).round().to(torch.uint8).cpu().numpy()
-        found.update({(row, column): coarse[place, column] for place, row in enumerate(some) for column in wanted[row]})
+        found.update({(row, column): coarse[index, column] for index, row in enumerate(some) for column in wanted[row]})
     return found
 
 
@@ -240,11 +240,8 @@ def _above(confidences: NDArray[np.float32]) -> list[int]:
 
 
 def _reliability(confidences: NDArray[np.float32], targets: NDArray[np.bool_]) -> Reliability:
-    edges = (np.arange(1, BINS) / BINS).astype(confidences.dtype)
-    index = np.searchsorted(edges, confidences.ravel(), side="right")
-    sums: NDArray[Any] = np.bincount(index, weights=confidences.ravel(), minlength=BINS)
-    present = np.bincount(index[targets.ravel()], minlength=BINS)
-    return Reliability(np.bincount(index, minlength=BINS).tolist(), sums.tolist(), present.tolist())
+    count, confidence, present = confidence_bins(confidences, targets)
+    return Reliability(count.tolist(), confidence.tolist(), present.tolist())
 
 
 def _correlation(network: Network) -> tuple[str, list[list[float]]]:

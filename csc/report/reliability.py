@@ -1,7 +1,10 @@
-"""Figures of calibration: how far confidence can be trusted, and what a threshold makes of it."""
+"""Figures of reliability: how far confidence can be trusted, and what a threshold makes of it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
+import numpy as np
+
+from csc import metrics
 from csc.data.evidence import THRESHOLDS, Reliability, TaskFacts
 from csc.report.svg import (
     WIDTH,
@@ -17,34 +20,23 @@ from csc.report.svg import (
     title,
 )
 
-__all__ = ["LINES", "at_threshold", "ece", "reliability", "threshold_curves"]
+__all__ = ["LINES", "at_threshold", "ece", "reliability_diagram", "threshold_curves"]
 
 LINES = {"CP": "first", "CR": "second", "CF1": "third", "OF1": "fourth"}
 
 
 def at_threshold(facts: TaskFacts, index: int) -> dict[str, float]:
-    """The numbers at one of the `THRESHOLDS` in percent, from the counts; those that `csc.metrics` gives of scores."""
-    found = [counts[index] for counts in facts.found]
-    predicted = [counts[index] for counts in facts.predicted]
-    triples = list(zip(found, predicted, facts.present, strict=True))
-    hits, called, there = sum(found), sum(predicted), sum(facts.present)
-    return {
-        "CP": _mean([_percent(hit, call) for hit, call, _ in triples]),
-        "CR": _mean([_percent(hit, present) for hit, _, present in triples]),
-        "CF1": _mean([_percent(2 * hit, call + present) for hit, call, present in triples]),
-        "OP": _percent(hits, called),
-        "OR": _percent(hits, there),
-        "OF1": _percent(2 * hits, called + there),
-    }
+    """The numbers at one of the `THRESHOLDS`, in percent."""
+    found, predicted = (np.array([of_class[index] for of_class in counts]) for counts in (facts.found, facts.predicted))
+    return {name: 100 * value for name, value in metrics.rates(found, predicted, np.array(facts.present)).items()}
 
 
 def ece(bins: Reliability) -> float:
     """The expected calibration error in percent."""
-    distance = sum(abs(c - p) for c, p in zip(bins.confidence, bins.present, strict=True))
-    return 100 * distance / max(sum(bins.count), 1)
+    return 100 * metrics.calibration_error(bins.count, bins.confidence, bins.present)
 
 
-def reliability(groups: Mapping[str, Reliability], width: float = WIDTH) -> str:
+def reliability_diagram(groups: Mapping[str, Reliability], width: float = WIDTH) -> str:
     """Draw for each group of classes how often a label is present, by confidence; on the diagonal it can be trusted."""
     side = (width - 60 * (len(groups) - 1)) / len(groups) if width > 600 else width
     top, height = 46, 250
@@ -109,11 +101,3 @@ def threshold_curves(facts: TaskFacts, threshold: float, width: float = WIDTH) -
 def _dot(name: str, css: str, facts: TaskFacts, threshold: float, x: float, top: float, bottom: float) -> str:
     value = at_threshold(facts, round(100 * threshold))[name]
     return circle(x, percent_y(value, top, bottom), 4.5, f"{css} dot-{name}", f"{name} {value:.1f} at {threshold:g}")
-
-
-def _percent(part: float, whole: float) -> float:
-    return 100 * part / max(whole, 1)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

@@ -1,32 +1,37 @@
 """A scenario run, found by what a person calls it, with its settings and the results of its last finished task."""
 
+import contextlib
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from csc.artifacts import RegisteredTask
+from csc.artifacts import Run as Results
 from csc.config import Config, methods, resolve
+from csc.config.schema import EXECUTION_ONLY
 from csc.config.tree import nested
-from csc.errors import TrackingError
+from csc.errors import CscError, TrackingError
 from csc.scenario import Scenario
-from csc.tracking.names import changed_settings, model_name
+from csc.tracking.calls import translate_errors
+from csc.tracking.names import changed_settings
 from csc.tracking.queries import task_of, with_tags
-from csc.tracking.registry import find_record
-from csc.tracking.retry import translate_errors
+from csc.tracking.registry import read_record
 from csc.tracking.server import connect
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
     from mlflow.tracking import MlflowClient
 
-__all__ = ["Story", "find_story", "finished_tasks"]
+__all__ = ["TrackedRun", "find_run", "finished_tasks", "max_entropy_pair", "results_of"]
 
 _NEWEST = ["attributes.start_time DESC"]
+_BETA = "max_entropy.beta"
 
 
 @dataclass(frozen=True)
-class Story:
+class TrackedRun:
     """What the tracking server knows of a scenario run.
 
     Attributes:
@@ -58,7 +63,7 @@ class Story:
         return changed_settings(self.scenario, self.config)
 
 
-def find_story(words: str = "") -> Story:
+def find_run(words: str = "") -> TrackedRun:
     """The run that words mean: its id or name, a registered model, or the newest of a scenario; none for the newest."""
     with translate_errors():
         client = connect()
@@ -68,24 +73,63 @@ def find_story(words: str = "") -> Story:
             raise TrackingError(
                 f"no {named} in the tracking store; give the id or the name of a run, a scenario, or models:/NAME"
             )
-        tags = run.data.tags
-        if missing := {"csc.run_key", "csc.scenario", "csc.method"} - tags.keys():
-            raise TrackingError(f"run {run.info.run_id}: no tag {min(missing)}; not a run of this project, or changed")
-        done = finished_tasks(tags["csc.run_key"])
-        name = model_name(tags["csc.scenario"], tags["csc.method"])
-        record = find_record(name, max(done), tags["csc.run_key"]) if done else None
+        return _tracked(client, run)
+
+
+def _tracked(client: "MlflowClient", run: "Run") -> TrackedRun:
+    if missing := {"csc.run_key", "csc.scenario", "csc.method"} - run.data.tags.keys():
+        raise TrackingError(f"run {run.info.run_id}: no tag {min(missing)}; not a run of this project, or changed")
+    done = _finished_tasks(client, run.data.tags["csc.run_key"])
+    record = read_record(done[max(done)].info.run_id) if done else None
     settings = {key: value for key, value in run.data.params.items() if key not in ("scenario", "code_version")}
-    info = run.info
-    return Story(info.run_id, info.run_name, info.status, info.start_time, tags["csc.scenario"], settings, record)
+    info, scenario = run.info, run.data.tags["csc.scenario"]
+    return TrackedRun(info.run_id, info.run_name, info.status, info.start_time, scenario, settings, record)
+
+
+@functools.cache
+def results_of(run_id: str) -> Results | None:
+    """The results of a finished scenario run; none of one whose version kept them in another form."""
+    with contextlib.suppress(CscError):
+        record = find_run(run_id).record
+        return None if record is None else record.run
+    return None
+
+
+def max_entropy_pair(run_id: str) -> dict[str, Results]:
+    """The results of a scenario run and of another that differs from it only in having no max-entropy, or in having it.
+
+    Returns:
+        The run without max-entropy, then the one with it, each by what it is; empty if there is no such other run.
+    """
+    with translate_errors():
+        client = connect()
+        own = client.get_run(run_id)
+        same = {key: own.data.tags[key] for key in ("csc.role", "csc.scenario", "csc.method", "csc.seed", "csc.data")}
+        query = f"{with_tags(same)} and attributes.status = 'FINISHED'"
+        for other in client.search_runs(_experiments(client), query, order_by=_NEWEST):
+            pair = {float(run.data.params.get(_BETA, 0)): run for run in (own, other)}
+            if len(pair) == 2 and 0 in pair and _but_beta(own) == _but_beta(other):
+                names = {0.0: "without max-entropy", max(pair): f"with max-entropy, β = {max(pair):g}"}
+                records = {name: _tracked(client, pair[beta]).record for beta, name in names.items()}
+                found = {name: record.run for name, record in records.items() if record is not None}
+                return found if len(found) == 2 else {}
+    return {}
+
+
+def _but_beta(run: "Run") -> dict[str, str]:
+    return {key: value for key, value in run.data.params.items() if key not in (_BETA, *EXECUTION_ONLY)}
 
 
 def finished_tasks(key: str) -> dict[int, float]:
     """The mAP of each finished task of a scenario run, by its key; see `csc.tracking.runs.run_key`."""
     with translate_errors():
-        client = connect()
-        query = f"{with_tags({'csc.role': 'task', 'csc.run_key': key})} and attributes.status = 'FINISHED'"
-        found = client.search_runs(_experiments(client), query)
-    return {task_of(run.data.tags): run.data.metrics["mAP"] for run in found if "mAP" in run.data.metrics}
+        return {task: run.data.metrics["mAP"] for task, run in _finished_tasks(connect(), key).items()}
+
+
+def _finished_tasks(client: "MlflowClient", key: str) -> "dict[int, Run]":
+    query = f"{with_tags({'csc.role': 'task', 'csc.run_key': key})} and attributes.status = 'FINISHED'"
+    found = client.search_runs(_experiments(client), query)
+    return {task_of(run.data.tags): run for run in found if "mAP" in run.data.metrics}
 
 
 def _run(client: "MlflowClient", words: str) -> "Run | None":

@@ -15,7 +15,7 @@ import pyarrow as pa
 from csc.data.ingest.images import Encoded, Images, Listed
 from csc.storage import sha256_file
 
-__all__ = ["Part", "Shard", "has_sha256", "split_listing", "write_shard"]
+__all__ = ["Part", "Shard", "split_listing", "write_shard"]
 
 BATCH_ROWS = 256
 BATCH_BYTES = 64 << 20  # a batch of large images has fewer rows
@@ -81,11 +81,3 @@ def _batches(pairs: Iterable[tuple[Listed, Encoded]]) -> Iterator[list[tuple[Lis
             batch, size = [], 0
     if batch:
         yield batch
-
-
-def has_sha256(path: Path, sha256: str) -> bool:
-    """Whether there is a readable file with this content."""
-    try:
-        return sha256_file(path) == sha256
-    except OSError:
-        return False

@@ -74,18 +74,25 @@ def _meaning(message: str) -> tuple[type[TrackingError], str]:
     return TrackingError, f"says: {without_secrets(' '.join(message.split()))[:300]}"
 
 
-def find_or_create(find: Callable[[], T | None], create: Callable[[], T]) -> T:
+def find_or_create(
+    find: Callable[[], T | None], create: Callable[[], T], settle: Callable[[T, T], object] | None = None
+) -> T:
     """Return what `find` finds or else what `create` creates; there is one of it in the end, even if answers get lost.
 
     MLflow repeats a request that got no answer; repeated, a creation makes a second run, model or version. So a
     creation is sent once, and after a failure we look before trying again. Looking waits for a server that is away.
+    The same run elsewhere may create it at the same time: then `settle` is given ours and the first, and removes ours.
     """
     for left in reversed(range(TRIES)):
         if (found := find()) is not None:
             return found
         try:
             with _without_retries():
-                return create()
+                made = create()
+            if settle is None or (first := find()) is None:
+                return made
+            settle(made, first)
+            return first
         except Exception as error:
             if not left or getattr(error, "error_code", "") not in _UNSURE:
                 raise

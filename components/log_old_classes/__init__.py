@@ -1,0 +1,1 @@
+"""The log_old_classes component."""

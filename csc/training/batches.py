@@ -1,0 +1,44 @@
+"""Batches of a view, for training and without learning: of images, or of their cached maps."""
+
+from collections.abc import Sequence
+
+import torch
+
+from csc.config.schema import Config
+from csc.data.loading import Batches, training_batches, workers_for
+from csc.data.maps import map_batches
+from csc.data.order import Draw, Plan
+from csc.data.views import View
+
+__all__ = ["load_batches", "plain_batches"]
+
+
+def plain_batches(
+    view: View, batches: Sequence[Sequence[int]], config: Config, features: str, device: torch.device
+) -> Batches:
+    """Batches of the given rows, without augmentation."""
+    return load_batches(view, [(0, [[Draw(rows)] for rows in batches])], config, features, device)
+
+
+def load_batches(
+    view: View,
+    plan: Plan,
+    config: Config,
+    features: str,
+    device: torch.device,
+    *,
+    seed: int = 0,
+    augment: bool = False,
+) -> Batches:
+    """The batches of a plan, one after the other: of images, or of the cached maps at the uri `features`."""
+    if features:
+        return map_batches(view, features, plan, seed, views=config.features.views if augment else 0)
+    return training_batches(
+        view,
+        plan,
+        seed=seed,
+        size=config.input.size,
+        decode=config.input.decode,
+        augment=augment,
+        workers=workers_for(config.train.workers, device),
+    )

@@ -1,0 +1,58 @@
+"""Clocks that jump: a month ahead while a task is trained, and more than a year back after it."""
+
+import os
+import shutil
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from tests.faults.commands import Lost, Moment, Running
+from tests.faults.judge import judge
+from tests.faults.lab import Lab
+
+JUMPS = {"ahead": ("+30d", "+31d"), "back": ("-400d", "-401d"), "to and fro": ("+30d", "-400d")}
+
+
+def jump(lab: Lab, rng: Random) -> None:
+    """The clock of the command and its steps jumps twice, in the first task and in the second."""
+    library = faketime()
+    for name, (first, second) in JUMPS.items():
+        folder = lab.folder / name
+        folder.mkdir()
+        offset = folder / "offset"
+        offset.write_text("+0d")
+        place = lab.run(folder=folder)
+        place.forked = False
+        place.variables = {
+            "LD_PRELOAD": str(library),
+            "FAKETIME_TIMESTAMP_FILE": str(offset),
+            "FAKETIME_CACHE_DURATION": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }
+
+        def jumps(running: Running, file: Path = offset, offsets: tuple[str, str] = (first, second)) -> None:
+            for text, line in zip(offsets, (r"^task 1 · evaluate$", r"task 2/2 · epoch 1"), strict=True):
+                file.write_text(text)
+                running.wait_for(Moment(line=line))
+
+        running = place.disturb(Moment(line=r"task 1/2 · epoch 1"), rng, jumps)
+        lab.tried(f"clock jumps {name}")
+        if running.process.returncode != 0:
+            raise Lost(f"exit code {running.process.returncode}: {running.end_of_output}")
+        judge(place, lab.undisturbed())
+
+
+def faketime() -> Path:
+    """The library that changes the time a process sees; skips if it is not there and may not be installed."""
+    for again in (False, True):
+        places = Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")
+        if (found := next(iter(sorted(places)), None)) is not None:
+            return found
+        if not again:
+            if not os.environ.get("CSC_TEST_INSTALL") or os.geteuid() != 0 or not shutil.which("apt-get"):
+                pytest.skip("no libfaketime: it is not installed (apt-get install faketime)")
+            from tests.mlflow_server import apt_install
+
+            apt_install("libfaketime")
+    pytest.skip("no libfaketime: installed, but not where Debian puts it")

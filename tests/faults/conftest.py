@@ -1,0 +1,50 @@
+"""The lab of a try, and the table at the end of `make test-faults`."""
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.lab import Lab
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, dict[str, Any]]]:
+    """The folder of undisturbed runs, and what is known of them."""
+    return tmp_path_factory.mktemp("shared"), {}
+
+
+@pytest.fixture
+def lab(
+    shared: tuple[Path, dict[str, dict[str, Any]]], tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[Lab]:
+    made = Lab(tmp_path / "try", *shared, lambda: request.getfixturevalue("servers"))
+    yield made
+    request.node.user_properties.append(("faults", made.rows))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print of every fault how often it was tried, survived and lost, and how a lost one is repeated."""
+    tries, lost, repeat = Counter[str](), Counter[str](), list[str]()
+    reports = [report for reports in terminalreporter.stats.values() for report in reports]
+    failed = {report.nodeid for report in reports if getattr(report, "failed", False)}
+    for report in reports:
+        for rows in (rows for key, rows in getattr(report, "user_properties", ()) if key == "faults"):
+            tries.update(rows)
+            if report.nodeid in failed:
+                lost.update(rows)
+    for nodeid in sorted(failed):
+        fault, _, seed = nodeid.partition("[")[2].removesuffix("]").rpartition("-")
+        repeat.append(f"make test-faults FAULT={fault} SEED={seed}")
+    if os.environ.get("FAULTS") != "all":
+        return
+    terminalreporter.section("faults")
+    terminalreporter.write_line(f"{'fault':<40} {'tries':>6} {'survived':>9} {'lost':>5}")
+    for row in sorted(tries):
+        terminalreporter.write_line(f"{row:<40} {tries[row]:>6} {tries[row] - lost[row]:>9} {lost[row]:>5}")
+    terminalreporter.write_line(f"{'all':<40} {tries.total():>6} {tries.total() - lost.total():>9} {lost.total():>5}")
+    for line in repeat:
+        terminalreporter.write_line(f"repeat a lost one: {line}")

@@ -1,0 +1,68 @@
+"""What the tries of a test process share: data, the runs that nothing has disturbed, and servers; and who was lost."""
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from csc.data.ingest.digits import ingest_digits
+from tests.faults.commands import SCENARIO, SMALL, Place
+from tests.faults.judge import facts
+
+if TYPE_CHECKING:
+    from tests.mlflow_server import Servers
+
+
+@dataclass
+class Lab:
+    """One try: its own folder, what it shares with others, and the faults that it has met so far.
+
+    Attributes:
+        folder: of this try.
+        shared: of all tries of this test process.
+        known: the facts of undisturbed runs, by method and place.
+        start_servers: gives the object store and the tracking server, started when first asked for.
+        forked: how its runs are started.
+        phases: to which the faults of a chain are limited; none for all of them.
+        rows: of the table, one for each fault.
+    """
+
+    folder: Path
+    shared: Path
+    known: dict[str, dict[str, Any]]
+    start_servers: "Callable[[], Servers]"
+    forked: bool = True
+    phases: tuple[str, ...] = ()
+    rows: list[str] = field(default_factory=list)
+
+    @property
+    def data(self) -> Path:
+        """A small data set."""
+        return ingest_digits(self.shared / "data", train=120, test=40, size=32).path
+
+    def run(self, *settings: str, folder: Path | None = None, method: str = "csc", data: Path | None = None) -> Place:
+        """The small run that most tries disturb."""
+        place = (folder or self.folder) / "work"
+        command = ("run", SCENARIO, "--method", method, "--data", data or self.data, "--workdir", place)
+        small = SMALL if method == "csc" else SMALL[:-1]  # the last is a setting of that method
+        return Place(place.parent, command, (*small, *settings), forked=self.forked)
+
+    def undisturbed(
+        self, name: str = "csc", make: Callable[[], Place] | None = None, method: str = "csc"
+    ) -> dict[str, Any]:
+        """What a run leaves that nothing disturbs; it is run when first asked for."""
+        if name not in self.known:
+            place = make() if make else self.run(folder=self.shared / name)
+            place.finish()
+            self.known[name] = facts(place, method)
+        return self.known[name]
+
+    def tried(self, row: str) -> None:
+        """A fault has happened."""
+        self.rows.append(row)
+
+    def chosen(self, phases: Iterable[str]) -> list[str]:
+        """All phases, or those of this try, or the one that PHASE names, to find out which of a chain did harm."""
+        wanted = (phase,) if (phase := os.environ.get("PHASE")) else self.phases
+        return [phase for phase in phases if phase in wanted or not wanted]

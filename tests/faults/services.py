@@ -1,0 +1,106 @@
+"""Servers that refuse, hang, cut off uploads, answer with errors, and come back; and two runs that share one."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from csc import storage
+from csc.data.ingest.digits import ingest_digits
+from tests.faults.commands import SCENARIO, SMALL, Lost, Place
+from tests.faults.judge import judge
+from tests.faults.lab import Lab
+from tests.faults.proxy import MODES, proxied
+
+if TYPE_CHECKING:
+    from tests.mlflow_server import Servers
+
+# As a profile sets it for a cluster, with shorter pauses.
+PATIENCE = {
+    "CSC_RETRY_TIMES": "5",
+    "CSC_RETRY_WAIT": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "4",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "0",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_JITTER": "0",
+}
+
+
+def disturb_services(lab: Lab, rng: Random) -> None:
+    """Every run goes through a proxy that spoils bursts of its requests, to the tracking server or to the store."""
+    servers = lab.start_servers()
+    undisturbed = on_servers_undisturbed(lab, servers)
+    for number, (service, mode) in enumerate((s, m) for s in ("MLflow", "store") for m in MODES):
+        if not lab.chosen([f"{service}-{mode}"]):
+            continue
+        target = servers.tracking.uri if service == "MLflow" else servers.store.endpoint
+        with proxied(target, mode, rng) as (address, bursts):
+            through = {"MLFLOW_TRACKING_URI" if service == "MLflow" else "AWS_ENDPOINT_URL_S3": address}
+            place = on_servers(lab, servers, lab.folder / f"{number}", number, through)
+            place.finish(tries=4)
+        lab.tried(f"{service} {mode}")
+        if not bursts.spoilt:
+            raise Lost(f"{service} {mode}: no request was spoilt")
+        place.variables = {**place.variables, "MLFLOW_TRACKING_URI": servers.tracking.uri}
+        judge(place, undisturbed)
+
+
+def two_runs(lab: Lab, rng: Random) -> None:
+    """Two runs at once on one server: different ones, and the same one from two work folders."""
+    servers = lab.start_servers()
+    undisturbed = on_servers_undisturbed(lab, servers)
+    for kind, numbers in (("different", (20, 21)), ("the same", (22, 22))):
+        places = [
+            on_servers(lab, servers, lab.folder / f"{kind} {index}", number, {}) for index, number in enumerate(numbers)
+        ]
+        with ThreadPoolExecutor(2) as pool:
+            first = pool.submit(places[0].finish, tries=3)
+            time.sleep(rng.uniform(0, 3))
+            for running in (pool.submit(places[1].finish, tries=3), first):
+                running.result()
+        lab.tried(f"two runs at once, {kind}")
+        if kind == "different":  # only one of them can have the aliases, whoever was last
+            final = [judged(place, {**undisturbed, "aliases": None}) for place in places]
+            if sorted(final) != [False, True]:
+                raise Lost(f"the aliases name models of both runs or of none: {final}")
+        else:
+            for place in places:
+                judge(place, undisturbed)
+
+
+def judged(place: Place, undisturbed: dict[str, Any]) -> bool:
+    """Judge a run but for its aliases; return whether they name its models."""
+    from tests.faults.judge import facts
+
+    aliases = facts(place)["aliases"]
+    judge(place, {**undisturbed, "aliases": aliases})
+    return aliases == {"task-01": 1, "task-02": 2, "final": 2}
+
+
+def on_servers_undisturbed(lab: Lab, servers: "Servers") -> dict[str, Any]:
+    return lab.undisturbed("servers", lambda: on_servers(lab, servers, lab.shared / "servers", 99, {}))
+
+
+def on_servers(lab: Lab, servers: "Servers", folder: Path, number: int, through: dict[str, str]) -> Place:
+    """A run with nothing of value on this machine. The number makes it a run of its own, with the same results.
+
+    It is a limit of the gradient that none ever comes to.
+    """
+    variables = {**servers.store.environment(), **PATIENCE, "MLFLOW_TRACKING_URI": servers.tracking.uri}
+    variables |= {"CSC_CACHE": str(folder / "cache"), **through}
+    words = ("run", SCENARIO, "--data", _data(lab, servers), "--workdir", folder / "work")
+    return Place(folder, words, (*SMALL, f"train.clip={1_000_000 + number}"), variables, forked=bool(through))
+
+
+def _data(lab: Lab, servers: "Servers") -> str:
+    """The small data set, in the store."""
+    place = f"s3://{servers.store.bucket}/faults/digits"
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in servers.store.environment().items():
+            patch.setenv(name, value)
+        storage.s3._client.cache_clear()
+        ingest_digits(place, train=120, test=40, size=32)
+        storage.s3._client.cache_clear()
+    return place

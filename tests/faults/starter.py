@@ -1,0 +1,105 @@
+"""Commands of `csc` that start at once: forks of a process that has imported what they need.
+
+To start Python and import everything, twice, takes twelve seconds of processor time; a hundred starts, twenty minutes.
+Here a process imports it once, starts the fork server that steps are forks of, and forks a command for each line it
+reads. From there on the command is what a person starts: a session of its own, its own environment, real steps.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from functools import cache
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import IO
+
+
+class Forked:
+    """A command that was started here, with what we use of `subprocess.Popen`."""
+
+    def __init__(self, words: list[str], variables: Mapping[str, str]) -> None:
+        starter, self.server = _starter()
+        self._folder = Path(tempfile.mkdtemp(prefix="csc-forked-"))
+        os.mkfifo(self._folder / "output")
+        assert starter.stdin is not None
+        assert starter.stdout is not None
+        request = {"words": words[3:], "variables": dict(variables), "folder": str(self._folder)}  # python -m csc …
+        starter.stdin.write(f"{json.dumps(request)}\n")
+        starter.stdin.flush()
+        self.pid = int(starter.stdout.readline())
+        self.stdout: IO[str] = (self._folder / "output").open(errors="replace")
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code, if the command has ended."""
+        if self.returncode is None and (self._folder / "code").exists():
+            self.returncode = int((self._folder / "code").read_text())
+        return self.returncode
+
+    def wait(self, timeout: float = 60.0) -> int:
+        """The exit code, once the command has ended."""
+        until = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > until:
+                raise subprocess.TimeoutExpired("csc", timeout)
+            time.sleep(0.01)
+        return code
+
+
+@cache
+def _starter() -> "tuple[subprocess.Popen[str], int]":
+    """The process of this test process that forks, and the fork server of its steps; both end with this process."""
+    words = [sys.executable, "-m", "tests.faults.starter"]
+    starter = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert starter.stdout is not None
+    return starter, int(starter.stdout.readline())
+
+
+def main() -> None:
+    """Fork a command for each line, until there are no more."""
+    import mlflow.tracking  # noqa: F401
+
+    import csc.pipelines.local.runner
+    import csc.pipelines.scenario
+
+    csc.pipelines.local.runner.import_libraries_once()
+    # A fork is not the parent of the fork server, and could not ask whether it is alive.
+    server = forkserver._forkserver  # type: ignore[attr-defined]
+    server.ensure_running = forkserver.ensure_running = lambda: None
+    print(server._forkserver_pid, flush=True)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who wait for commands
+    for line in sys.stdin:
+        request = json.loads(line)
+        if os.fork() == 0:
+            _keep(request["words"], request["variables"], Path(request["folder"]))
+
+
+def _keep(words: list[str], variables: dict[str, str], folder: Path) -> None:
+    """Fork a command, say which process it is, wait for it and write down its exit code."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        for number, file in enumerate((os.open(os.devnull, os.O_RDONLY), os.open(folder / "output", os.O_WRONLY))):
+            os.dup2(file, number)
+        os.dup2(1, 2)
+        os.environ.clear()
+        os.environ.update(variables)
+        tempfile.tempdir = None  # to be chosen by our TMPDIR
+        from csc.cli import main
+
+        sys.exit(main(words))
+    print(pid, flush=True)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    (folder / "new").write_text(str(code))
+    (folder / "new").rename(folder / "code")
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
