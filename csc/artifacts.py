@@ -16,7 +16,7 @@ own. What does not follow its contract is refused in one line that names the fil
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -48,6 +48,21 @@ __all__ = [
 ]
 
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def _texts(content: object) -> Iterator[str]:
+    """All texts in what JSON gave, keys too."""
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, dict):
+        for item in (*content, *content.values()):
+            yield from _texts(item)
+    elif isinstance(content, list):
+        for item in content:
+            yield from _texts(item)
+
+
 class _Contract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Plain data with a JSON form; keys that are missing, unknown or of another type are refused."""
 
@@ -58,7 +73,11 @@ class _Contract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def from_plain(cls, content: object, where: str) -> Self:
         """Check what JSON gave; `where` is the file or parameter it comes from, for the message."""
         try:
-            return msgspec.convert(content, cls)
+            made = msgspec.convert(content, cls)
+            # They are printed, and the content may come from a server.
+            if strange := next((text for text in _texts(content) if _CONTROL.search(text)), None):
+                raise BadData(f"{strange[:60]!r} has characters that a terminal obeys")
+            return made
         except msgspec.ValidationError as error:
             remedy = f"; make it with the {cls.made_by} step" if cls.made_by else ""
             raise cls.refusal(f"{where}: {_explained(str(error))}{remedy}") from None

@@ -186,6 +186,8 @@ def _contradiction(card: ModelCard) -> str:
         return str(error)
     if len(set(card.classes)) != len(card.classes) or len(sizes) != card.task:
         return f"task {card.task} of {card.scenario} cannot have these {len(card.classes)} classes"
+    if not all(name and name.isprintable() for name in card.classes):
+        return "a name of a class is not one line of plain text"
     if card.classes[-len(card.new) :] != card.new:
         return "the new classes are not the last ones"
     if config.method != card.method:

@@ -24,23 +24,31 @@ WIDE, PHONE = 1280, 390
 
 def main(workdir: str) -> None:
     """Write all screenshots into docs/screenshots."""
-    pages = sorted(Path(workdir).glob("*.html"), key=lambda path: path.stat().st_mtime)
-    if not pages:
-        raise SystemExit(f"{workdir}: no page of a run; 'make run' makes one")
+    newest, compared = newest_page(workdir), Path(workdir) / "comparison.html"
     FOLDER.mkdir(exist_ok=True)
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        page = pages[-1].absolute().as_uri()
+        page = newest.absolute().as_uri()
         shoot(browser, page, "report.png", WIDE, 1400)
         shoot(browser, page, "report-phone.png", PHONE, 844)
-        drawn = terminal(workdir)
-        shoot(browser, drawn.as_uri(), "terminal.png", 1000, 760)
+        if compared.is_file():  # 'csc compare' makes it
+            shoot(browser, compared.absolute().as_uri(), "comparison.png", WIDE, 1500)
+        drawn = terminal(workdir, newest)
+        shoot(browser, drawn.as_uri(), "terminal.png", 1000, 860)
         drawn.unlink()
         with mlflow_views(workdir) as views:
             for name, address in views.items():
                 shoot(browser, address, f"mlflow-{name}.png", 1800, 800, seconds=8)
         browser.close()
     print(*sorted(FOLDER.glob("*.png")), sep="\n")
+
+
+def newest_page(workdir: str) -> Path:
+    """The page of the newest run."""
+    pages = [path for path in Path(workdir).glob("*.html") if path.name != "comparison.html"]
+    if not pages:
+        raise SystemExit(f"{workdir}: no page of a run; 'make run' makes one")
+    return max(pages, key=lambda path: path.stat().st_mtime)
 
 
 def shoot(browser: Any, address: str, name: str, width: int, height: int, seconds: int = 1) -> None:
@@ -52,10 +60,9 @@ def shoot(browser: Any, address: str, name: str, width: int, height: int, second
     page.close()
 
 
-def terminal(workdir: str) -> Path:
-    """What `csc show` prints of the newest run, as a picture of a terminal."""
-    newest = max(Path(workdir).glob("*.html"), key=lambda path: path.stat().st_mtime)
-    model = re.sub(r"-seed\d+.*", "", newest.stem)
+def terminal(workdir: str, page: Path) -> Path:
+    """What `csc show` prints of the run of a page, as a picture of a terminal."""
+    model = re.sub(r"-seed\d+.*", "", page.stem)
     words = [sys.executable, "-m", "csc", "show", model, "--workdir", workdir]
     shown = subprocess.run(words, capture_output=True, text=True, check=True)
     console = Console(record=True, width=110, file=io.StringIO())

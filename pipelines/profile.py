@@ -209,7 +209,7 @@ def read_profile(name: str) -> Profile:
     try:
         profile = convert(Profile, {} if content is None else content)
     except BadConfig as error:
-        raise BadConfig(f"{path}: {error}") from None
+        raise BadConfig(f"{path}: {_without_secrets(str(error))}") from None
     for key, problem in (*_secret_problems(profile), *_contradictions(profile)):
         raise BadConfig(f"{path}: {key}: {problem}")
     return profile
@@ -231,6 +231,13 @@ _SECRET_VALUES = {
     "a token of Slack": r"\bxox[abeprs]-[\w-]{10,}",
     "a JSON web token": r"\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.",
 }
+
+
+def _without_secrets(text: str) -> str:
+    """A message that repeats a wrong value, without what looks like a secret in it."""
+    for form in _SECRET_VALUES.values():
+        text = re.sub(form, "***", text)
+    return text
 
 
 def _secret_problems(profile: Profile) -> Iterator[tuple[str, str]]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from csc.cli.command import Command
 from csc.cli.workdir import tracked_workdir, workdir_argument
 from csc.errors import BadConfig
+from csc.pipelines.cluster.terminal import printable_line
 from csc.storage import local_path, write_bytes
 
 __all__ = ["COMPARE"]
@@ -39,7 +40,9 @@ def _compare(arguments: Namespace) -> int:
     found = compare([find_run(name) for name in names])
     page = Path(arguments.output) if arguments.output else local_path(arguments.workdir) / "comparison.html"
     write_bytes(page, comparison_page(found).encode())
-    print(f"{comparison_text(found)}\n\npage      {page}")
+    for line in comparison_text(found).splitlines():  # with names that the server has given
+        print(printable_line(line))
+    print(f"\npage      {page}")
     return 0
 
 

@@ -1,5 +1,6 @@
 """`csc ui`: the MLflow pages of a work folder, with views of our runs."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from csc.cli.command import Command
 from csc.cli.serve import listening
 from csc.cli.workdir import tracked_workdir, workdir_argument
 from csc.errors import TrackingError
+from csc.pipelines.cluster.terminal import printable
 from csc.tracking.queries import with_views
 from csc.tracking.server import without_secrets
 from csc.tracking.views import view_path
@@ -32,7 +34,9 @@ def _run(arguments: Namespace) -> int:
     listening("127.0.0.1", arguments.port).close()  # says in one line if the port is taken
     address = f"http://127.0.0.1:{arguments.port}"
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(arguments.port)]
-    with subprocess.Popen([*command, "--workers", "1", "--backend-store-uri", uri]) as server:
+    # Without the processes that evaluate language models.
+    environment = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **os.environ}
+    with subprocess.Popen([*command, "--workers", "1", "--backend-store-uri", uri], env=environment) as server:
         signal.signal(signal.SIGTERM, lambda *_: server.terminate())
         try:
             experiments = with_views()  # while the server starts
@@ -48,7 +52,7 @@ def _print_views(address: str, experiments: Mapping[str, str]) -> None:
     """Print the addresses of the saved views of each experiment."""
     for name, experiment in experiments.items():
         for view in ("results", "curves"):
-            print(f"{name} {view:<8} {address}{view_path(experiment, view)}", flush=True)
+            print(f"{printable(name)} {view:<8} {address}{view_path(experiment, view)}", flush=True)
 
 
 def _wait_for(address: str, server: "subprocess.Popen[bytes]") -> None:

@@ -19,8 +19,8 @@ def workdir_argument(parser: ArgumentParser) -> None:
 def use_workdir(workdir: str) -> Path:
     """Point tracking at the database of a work folder, unless the environment names a server."""
     folder = local_path(workdir).absolute()
-    if found := sorted(set(str(folder)) & set("?%#")):
-        raise BadData(f"--workdir {workdir}: '{found[0]}' cannot be part of the address of a database; name another")
+    if found := sorted(letter for letter in str(folder) if letter in "?%#" or ord(letter) < ord(" ")):
+        raise BadData(f"--workdir {workdir}: {found[0]!r} cannot be part of the address of a database; name another")
     if not os.environ.get("MLFLOW_TRACKING_URI"):  # set to nothing is as good as not set
         os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder / 'mlflow.db'}"
     check_store()

@@ -84,7 +84,8 @@ def _never_predicted(run: Run, facts: TaskFacts) -> list[Finding]:
     above = [counts[min(round(100 * threshold), 99)] for counts in facts.predicted]
     silent = [name for name, count in zip(facts.classes, above, strict=True) if count == 0]
     if len(silent) == len(facts.classes):
-        return [Finding("bad", f"No score exceeds {threshold:g}, so nothing is predicted: CF1 and OF1 are 0.")]
+        text = f"No score exceeds {threshold:g}, so nothing is predicted: CF1 and OF1 are 0.{_at_own(run)}"
+        return [Finding("bad", text)]
     if silent:
         are = "class is" if len(silent) == 1 else "classes are"
         why = f"never predicted, as no score of theirs exceeds {threshold:g}"
@@ -94,8 +95,14 @@ def _never_predicted(run: Run, facts: TaskFacts) -> list[Finding]:
 
 def _nothing_found(run: Run) -> list[Finding]:
     threshold = run.last.metrics.threshold
-    text = f"Nothing is predicted correctly above {threshold:g}: CF1 and OF1 are 0."
+    text = f"Nothing is predicted correctly above {threshold:g}: CF1 and OF1 are 0.{_at_own(run)}"
     return [] if run.last.metrics.OF1 else [Finding("bad", text)]
+
+
+def _at_own(run: Run) -> str:
+    """What the thresholds are worth that `csc predict` uses."""
+    own = run.last.metrics.CF1_own
+    return f" At the model's own thresholds, from its training images, CF1 is {own:.1f}." if own else ""
 
 
 def _balance(run: Run) -> list[Finding]:

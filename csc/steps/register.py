@@ -73,7 +73,7 @@ def register(
         **card.facts(),
         "mlflow_uri": registered.uri,
         "mlflow_run": tracker.address,
-        "mAP": tracked["mAP"],
+        "mAP": round(tracked["mAP"], 2),
     }
 
 

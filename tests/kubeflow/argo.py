@@ -51,9 +51,9 @@ MODEL: dict[str, Any] = {
     "code": ORIGIN["code"],
 }
 FACTS: dict[str, dict[str, Any]] = {
-    "metrics": {"CF1": 76.912345, "FPR": 13.123456, "OF1": 78.134567, "forgetting": 7.345678, "mAP": 88.543219},
+    "metrics": {"CF1": 76.91, "FPR": 13.12, "OF1": 78.13, "forgetting": 7.35, "mAP": 88.54},
     "model": MODEL,
-    "registered": {**MODEL, "mlflow_uri": "models:/digits-b0c2-csc/1", "mAP": 88.543219},
+    "registered": {**MODEL, "mlflow_uri": "models:/digits-b0c2-csc/1", "mAP": 88.54},
 }
 
 

@@ -219,7 +219,7 @@ def test_collect_writes_the_tables_of_what_is_finished(voc, tmp_path, monkeypatc
         "table": dsl.Markdown(uri=str(tmp_path / "table")),
         "files": dsl.Artifact(uri=str(tmp_path / "files")),
     }
-    printed = collect.python_func(order=order, status=None, **made)
+    (printed,) = collect.python_func(order=order, status=None, **made)
     assert "failed (1 of 2 cells): without H: see the log of its run" in printed
     assert "not run (1 of 2 cells): with H: not started or not finished" in printed
     assert (tmp_path / "page").read_text().startswith("<!DOCTYPE html>")

@@ -147,6 +147,47 @@ def test_the_database_talks_to_mlflow_alone_and_every_server_is_behind_a_policy(
         assert all(rule["from"] for rule in spec["ingress"])  # an empty list would be everybody
 
 
+WORKLOADS = [one for kind in ("Deployment", "StatefulSet") for one in found(kind)]
+
+
+@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda one: one["metadata"]["name"])
+def test_names_selectors_and_ports_agree(workload: dict[str, Any]):
+    name, spec = workload["metadata"]["name"], workload["spec"]
+    labels, pod = spec["template"]["metadata"]["labels"], spec["template"]["spec"]
+    assert labels.items() >= spec["selector"]["matchLabels"].items()
+    (container,) = pod["containers"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    (service,) = found("Service", spec.get("serviceName", name))
+    assert labels.items() >= service["spec"]["selector"].items()
+    others = [one for one in WORKLOADS if one is not workload]
+    for other in others:  # a service leads to one server only
+        assert not other["spec"]["template"]["metadata"]["labels"].items() >= service["spec"]["selector"].items()
+    for port in service["spec"]["ports"]:
+        target = port.get("targetPort", port["port"])
+        assert target in (*ports, *ports.values())
+    for probe in (container[key] for key in container if key.endswith("Probe")):
+        assert probe.get("httpGet", {}).get("port", "postgres") in (*ports, *ports.values())
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    volumes |= {claim["metadata"]["name"]: claim for claim in spec.get("volumeClaimTemplates", ())}
+    mounted = {mount["name"] for one in (container, *pod.get("initContainers", ())) for mount in one["volumeMounts"]}
+    assert mounted == set(volumes)
+    for volume in volumes.values():
+        assert "configMap" not in volume or found("ConfigMap", volume["configMap"]["name"])
+
+
+def test_mlflow_calls_the_database_by_its_name_and_port():
+    (service,) = found("Service", "postgres")
+    values = {variable["name"]: variable.get("value", "") for variable in mlflow_container()["env"]}
+    address = urlsplit(values["MLFLOW_BACKEND_STORE_URI"].replace("$(POSTGRES_PASSWORD)", "x"))
+    assert (address.hostname, address.port) == ("postgres", service["spec"]["ports"][0]["port"])
+    database = {variable["name"]: variable.get("value") for variable in _container("postgres")["env"]}
+    assert (address.username, address.path) == (database["POSTGRES_USER"], f"/{database['POSTGRES_DB']}")
+
+
+def _container(name: str) -> dict[str, Any]:
+    return next(container for container in CONTAINERS if container["name"] == name)
+
+
 def test_the_example_of_https_leads_to_mlflow():
     (ingress,) = documents(TLS)
     (rule,) = ingress["spec"]["rules"]

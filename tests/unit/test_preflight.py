@@ -64,8 +64,14 @@ def test_no_hub_is_asked_where_it_is_switched_off(hub: Path, monkeypatch: pytest
 
 
 def test_weights_in_a_file_pass(tmp_path: Path):
-    (tmp_path / "w.safetensors").touch()
+    (tmp_path / "w.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")  # a header, and no tensors
     check(f"init={tmp_path}/w.safetensors")
+
+
+def test_a_file_of_something_else_is_refused_before_the_first_step(tmp_path: Path):
+    (tmp_path / "w.safetensors").write_text("a page of somebody's login")
+    with pytest.raises(BadConfig, match="not readable as safetensors"):
+        check(f"init={tmp_path}/w.safetensors")
 
 
 def test_it_takes_no_torch():
