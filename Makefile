@@ -24,11 +24,12 @@ $(STAMP): requirements/dev.txt pyproject.toml
 run: $(STAMP)  ## run digits-b0c2 with csc through the compiled pipeline, print the results
 	@$(BIN)/csc run digits-b0c2
 
+PROCESSES := -n 2 --dist loadgroup --no-loadscope-reorder # in the order of tests/conftest.py: longest first
 test: lint $(STAMP)  ## lint, type-check and run all tests
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest $(PROCESSES)
 
 quick: lint $(STAMP)  ## lint, type-check and run the tests that take seconds
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow"
+	$(BIN)/python -m pytest $(PROCESSES) -m "not slow"
 
 test-faults: $(STAMP)  ## kills, full disks, flipped bits, bad servers (25 minutes; FAULT=name SEED=n repeats one)
 	FAULTS=all FAULT=$(FAULT) SEED=$(SEED) PHASE=$(PHASE) $(BIN)/python -m pytest -n 2 --dist loadgroup tests/faults

@@ -1,6 +1,7 @@
 """What all tests share."""
 
 import functools
+import gc
 import inspect
 import os
 from collections.abc import Iterator
@@ -21,6 +22,29 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     """
     if not item.get_closest_marker("xdist_group"):
         item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+
+def _group(item: pytest.Item) -> str:
+    marker = item.get_closest_marker("xdist_group")
+    assert marker is not None
+    return str(marker.args[0])
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the groups of slow tests: one that began last would keep the other processes waiting."""
+    quick = {_group(item) for item in items if not item.get_closest_marker("slow")}
+    items.sort(key=lambda item: _group(item) in quick)
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded by now stays: no later search for garbage needs to look at it."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """Let libraries that count what they leave behind see it go."""
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

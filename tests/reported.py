@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from csc.artifacts import Metrics, Run, Scores, TaskResult, Training
 from csc.config import resolve
 from csc.data.dataset import Dataset
@@ -48,6 +50,12 @@ def reported(folder: Path, settings: Mapping[str, Any] | None = None) -> Reporte
         evidence.append(read_evidence(place / "evidence"))
     run = Run(SCENARIO, card.method, 0, "scratch", data.fingerprint, "1.0", tuple(tasks))
     return Reported(run, tuple(evidence), Scores.read(folder / f"task-{len(cuts)}" / "scores"), folder)
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Reported:
+    """A run that tests share and leave as it is."""
+    return reported(tmp_path_factory.mktemp("reported"), {"train": {"epochs": 3}})
 
 
 def _save_model(folder: Path, cut: Any, data: Dataset, overrides: Mapping[str, Any]) -> ModelCard:

@@ -1,5 +1,6 @@
 """`csc ui`: the MLflow pages of a work folder, with views of our runs."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -33,7 +34,9 @@ def _run(arguments: Namespace) -> int:
     listening("127.0.0.1", arguments.port).close()  # says in one line if the port is taken
     address = f"http://127.0.0.1:{arguments.port}"
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(arguments.port)]
-    with subprocess.Popen([*command, "--workers", "1", "--backend-store-uri", uri]) as server:
+    # Without the processes that evaluate language models.
+    environment = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **os.environ}
+    with subprocess.Popen([*command, "--workers", "1", "--backend-store-uri", uri], env=environment) as server:
         signal.signal(signal.SIGTERM, lambda *_: server.terminate())
         try:
             experiments = with_views()  # while the server starts

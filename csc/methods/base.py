@@ -156,8 +156,8 @@ class Method:
         if self.config.statistics.replay:
             from csc.replay.statistics import with_statistics
 
-            pooled = objective.features(lambda maps: maps.mean(dim=(2, 3)))
-            self.state = with_statistics(self.state, pooled, objective.labels()[:, -objective.new :])
+            labels = objective.labels()[:, -objective.new :]
+            self.state = with_statistics(self.state, objective.pooled_features(), labels)
 
     def loss(self, step: Step) -> "dict[str, Tensor]":
         """All terms: the method's own, those of exemplars drawn with the batch, and max-entropy if it is on."""

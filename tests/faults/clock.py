@@ -41,6 +41,7 @@ def jump(lab: Lab, rng: Random) -> None:
         if running.process.returncode != 0:
             raise Lost(f"exit code {running.process.returncode}: {running.end_of_output}")
         judge(place, lab.undisturbed())
+        lab.survived()
 
 
 def faketime() -> Path:

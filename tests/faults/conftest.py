@@ -23,7 +23,8 @@ def lab(
 ) -> Iterator[Lab]:
     made = Lab(tmp_path / "try", *shared, lambda: request.getfixturevalue("servers"))
     yield made
-    request.node.user_properties.append(("faults", made.rows))
+    rows = [(row, number < made.safe) for number, row in enumerate(made.rows)]
+    request.node.user_properties.append(("faults", rows))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
@@ -33,9 +34,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     failed = {report.nodeid for report in reports if getattr(report, "failed", False)}
     for report in reports:
         for rows in (rows for key, rows in getattr(report, "user_properties", ()) if key == "faults"):
-            tries.update(rows)
-            if report.nodeid in failed:
-                lost.update(rows)
+            tries.update(row for row, _ in rows)
+            lost.update(row for row, survived in rows if not survived)
     for nodeid in sorted(failed):
         fault, _, seed = nodeid.partition("[")[2].removesuffix("]").rpartition("-")
         repeat.append(f"make test-faults FAULT={fault} SEED={seed}")

@@ -38,6 +38,7 @@ def fill_disk(lab: Lab, rng: Random) -> None:
             resize(900 * MIB)
             place.finish()
             judge(place, lab.undisturbed())
+            lab.survived()
 
 
 @contextlib.contextmanager
@@ -91,6 +92,7 @@ def flip_bits(lab: Lab, rng: Random) -> None:
         lab.tried(f"bit flipped: {kind}")
     place.finish()
     judge(place, lab.undisturbed(), whole=False)  # what was damaged is still there, with what was made again next to it
+    lab.survived()
     for kind in lab.chosen(REFUSED):
         again = place if kind == "database" else lab.run(data=lab.folder / "set", folder=lab.folder / kind)
         file = rng.choice(sorted(lab.folder.glob(REFUSED[kind])))
@@ -104,6 +106,7 @@ def flip_bits(lab: Lab, rng: Random) -> None:
         elif code != 2 or "Traceback" in running.output or file.name not in running.output:
             raise Lost(f"{file}: exit code {code}: {running.end_of_output}")
         file.write_bytes(before)
+        lab.survived()
 
 
 def flip(file: Path, rng: Random, *, heads: bool = False) -> None:
@@ -147,3 +150,4 @@ def flip_maps(lab: Lab, rng: Random) -> None:
         if file.read_bytes() != before:
             raise Lost(f"{file}: not made again as it was")
         judge(again, undisturbed)
+        lab.survived()

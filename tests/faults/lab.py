@@ -26,6 +26,7 @@ class Lab:
         forked: how its runs are started.
         phases: to which the faults of a chain are limited; none for all of them.
         rows: of the table, one for each fault.
+        safe: how many of them did no harm.
     """
 
     folder: Path
@@ -35,6 +36,7 @@ class Lab:
     forked: bool = True
     phases: tuple[str, ...] = ()
     rows: list[str] = field(default_factory=list)
+    safe: int = 0
 
     @property
     def data(self) -> Path:
@@ -61,6 +63,10 @@ class Lab:
     def tried(self, row: str) -> None:
         """A fault has happened."""
         self.rows.append(row)
+
+    def survived(self) -> None:
+        """All faults so far did no harm."""
+        self.safe = len(self.rows)
 
     def chosen(self, phases: Iterable[str]) -> list[str]:
         """All phases, or those of this try, or the one that PHASE names, to find out which of a chain did harm."""

@@ -45,6 +45,7 @@ def disturb_services(lab: Lab, rng: Random) -> None:
             raise Lost(f"{service} {mode}: no request was spoilt")
         place.variables = {**place.variables, "MLFLOW_TRACKING_URI": servers.tracking.uri}
         judge(place, undisturbed)
+        lab.survived()
 
 
 def two_runs(lab: Lab, rng: Random) -> None:
@@ -68,6 +69,7 @@ def two_runs(lab: Lab, rng: Random) -> None:
         else:
             for place in places:
                 judge(place, undisturbed)
+        lab.survived()
 
 
 def judged(place: Place, undisturbed: dict[str, Any]) -> bool:

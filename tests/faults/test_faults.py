@@ -65,3 +65,4 @@ def test_a_run_survives(name: str, seed: int, lab: Lab):
     lab.phases = () if EVERYTHING else FAULTS[name].always
     with removed_at_the_end(lab.folder):
         FAULTS[name].happens(lab, Random(f"{name} {seed}"))
+        lab.survived()

@@ -10,7 +10,7 @@ import pytest
 
 from tests.integration.conftest import environment, last_results
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("pipeline")]
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 
 

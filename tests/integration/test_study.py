@@ -10,7 +10,7 @@ import yaml
 from tests.integration.conftest import command, csc, environment
 from tests.tracked import fresh_database
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("pipeline")]
+pytestmark = pytest.mark.slow
 
 SMALL = ("train.epochs=1", "train.batch_size=32", "backbone.name=test_byobnet", "cigcn.width=16")
 STUDY = {

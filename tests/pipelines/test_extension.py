@@ -41,6 +41,7 @@ def _inputs(component: dict) -> dict:
     return component.get("inputDefinitions", {}).get("artifacts", {})
 
 
+@pytest.mark.slow
 def test_an_extension_is_submitted_with_the_exact_version_and_the_settings_of_the_model(
     machine: None, server, csc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -406,6 +406,7 @@ def test_a_study_is_submitted_as_one_run_of_its_own_pipeline(server, csc):
     assert lines[2] == f"run         {server.host}/#/runs/details/{run['run_id']}"
 
 
+@pytest.mark.slow
 def test_a_study_too_large_for_a_cluster_is_several_runs_of_one_pipeline(server, csc, monkeypatch):
     monkeypatch.setattr("csc.pipelines.study.parts.__defaults__", (30,))  # steps; a cell on digits has 27
     code, lines, _ = csc(*study(server, "--methods", "csc,lwf"))

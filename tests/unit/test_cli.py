@@ -432,7 +432,7 @@ def test_ingest_coco2014_tells_the_counts_and_what_to_do_next(place: Path, capsy
     assert next_command(lines) == ("coco-b0c16", "coco")
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_ingest_scales_images_and_goes_on_where_it_stopped(
     workers: str, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):

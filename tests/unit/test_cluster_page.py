@@ -127,7 +127,7 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, object
     """The pipeline that was recorded, which had no exit handler."""
     file = tmp_path_factory.mktemp("compiled") / "pipeline.yaml"
     compile_pipeline(Scenario.parse("digits-b0c2"), 10, file)
-    return list(yaml.safe_load_all(file.read_text()))
+    return list(yaml.load_all(file.read_text(), yaml.CSafeLoader))
 
 
 @pytest.mark.parametrize("command", [one for one in SHOWN if one.split()[0] in ("status", "logs", "retry", "compile")])
@@ -141,6 +141,7 @@ def test_what_is_printed_is_what_the_recorded_answers_come_to(
     assert as_shown(SHOWN[command]).fullmatch(printed), printed
 
 
+@pytest.mark.slow
 def test_what_submit_prints(kubeflow: KfpServer, csc: Csc):
     def finish(method: str, path: str) -> None:
         for run in kubeflow.progress.values():

@@ -107,7 +107,7 @@ def test_the_schema_is_the_one_that_mlflow_itself_expects(tmp_path: Path):
     assert _schema_version() == _get_latest_schema_revision()
 
 
-@pytest.mark.parametrize("move", [shutil.move, shutil.copytree])
+@pytest.mark.parametrize("move", [shutil.move, pytest.param(shutil.copytree, marks=pytest.mark.slow)])
 def test_a_work_folder_predicts_where_it_was_moved_to(
     move: Callable[[Path, Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

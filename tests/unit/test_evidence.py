@@ -3,6 +3,7 @@
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -12,15 +13,15 @@ from csc import metrics
 from csc.data.evidence import THRESHOLDS, read_evidence
 from csc.errors import BadData
 from csc.report.reliability import at_threshold, ece
-from tests.reported import Reported, reported
+
+if TYPE_CHECKING:
+    from tests.reported import Reported
+
+pytest_plugins = ["tests.reported"]
+pytestmark = pytest.mark.xdist_group("reported")
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Reported:
-    return reported(tmp_path_factory.mktemp("reported"))
-
-
-def test_counts_give_the_numbers_that_scores_give_at_every_threshold(made: Reported):
+def test_counts_give_the_numbers_that_scores_give_at_every_threshold(made: "Reported"):
     facts, scores = made.evidence[-1].facts, made.scores
     for index, threshold in enumerate(THRESHOLDS):
         expected = metrics.precision_recall_f1(scores.confidences, scores.targets, threshold)
@@ -29,7 +30,7 @@ def test_counts_give_the_numbers_that_scores_give_at_every_threshold(made: Repor
             assert counted[name] == pytest.approx(100 * expected[name], abs=1e-9)
 
 
-def test_bins_give_the_calibration_error_of_old_and_new_classes(made: Reported):
+def test_bins_give_the_calibration_error_of_old_and_new_classes(made: "Reported"):
     facts, scores = made.evidence[-1].facts, made.scores
     for name, part in (("old", slice(0, facts.old)), ("new", slice(facts.old, None))):
         expected = metrics.expected_calibration_error(scores.confidences[:, part], scores.targets[:, part])
@@ -37,7 +38,7 @@ def test_bins_give_the_calibration_error_of_old_and_new_classes(made: Reported):
     assert set(made.evidence[0].facts.reliability) == {"new"}
 
 
-def test_images_are_of_the_kind_that_they_are_said_to_be(made: Reported):
+def test_images_are_of_the_kind_that_they_are_said_to_be(made: "Reported"):
     evidence = made.evidence[-1]
     kinds = {kind: evidence.of(kind) for kind in ("hit", "false alarm", "miss")}
     assert all(kinds.values())
@@ -54,20 +55,20 @@ def test_images_are_of_the_kind_that_they_are_said_to_be(made: Reported):
         assert scores == sorted(scores, reverse=True)
 
 
-def test_the_panel_shows_the_same_images_of_a_class_after_every_task(made: Reported):
+def test_the_panel_shows_the_same_images_of_a_class_after_every_task(made: "Reported"):
     panels = [{(s.name, s.image_id) for s in evidence.of("panel")} for evidence in made.evidence]
     for earlier, later in pairwise(panels):
         assert earlier
         assert earlier < later
 
 
-def test_the_label_graph_has_a_row_for_each_class(made: Reported):
+def test_the_label_graph_has_a_row_for_each_class(made: "Reported"):
     for evidence in made.evidence:
         assert np.array(evidence.facts.correlation).shape == (len(evidence.facts.classes),) * 2
         assert evidence.facts.correlation_name == "A_g"
 
 
-def test_evidence_survives_its_file_and_an_image_is_stored_once(made: Reported, tmp_path: Path):
+def test_evidence_survives_its_file_and_an_image_is_stored_once(made: "Reported", tmp_path: Path):
     evidence = made.evidence[-1]
     twice = replace(evidence, sights=evidence.sights * 2)
     for name, content in (("once", evidence), ("twice", twice)):
@@ -76,7 +77,7 @@ def test_evidence_survives_its_file_and_an_image_is_stored_once(made: Reported, 
     assert (tmp_path / "twice").stat().st_size < 1.2 * (tmp_path / "once").stat().st_size
 
 
-def test_what_is_not_evidence_is_refused_in_one_line(made: Reported, tmp_path: Path):
+def test_what_is_not_evidence_is_refused_in_one_line(made: "Reported", tmp_path: Path):
     (tmp_path / "text").write_text("no evidence")
     made.evidence[0].write(tmp_path / "bare")
     pq.write_table(pq.read_table(tmp_path / "bare").replace_schema_metadata({}), tmp_path / "bare")

@@ -87,6 +87,7 @@ def test_it_holds_all_the_code_that_loading_imports(package: Path):
     assert len(held) < len(wanted) + 5  # files travel one by one
 
 
+@pytest.mark.slow
 def test_its_code_works_without_the_library_it_came_from(package: Path):
     program = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"

@@ -31,6 +31,7 @@ def stored_weights(folder: Path) -> Path:
     return found
 
 
+@pytest.mark.slow
 def test_a_damaged_model_is_refused_in_one_line_and_put_right_by_register(client: Any, tmp_path: Path):
     task = trained(tmp_path, 1)
     task.register()
@@ -75,6 +76,7 @@ def aliases(client: Any) -> dict[str, str]:
     return {alias: str(version) for alias, version in client.get_registered_model(NAME).aliases.items()}
 
 
+@pytest.mark.slow
 def test_aliases_come_back_to_a_run_that_is_shown_again(client: Any, tmp_path: Path):
     shown_again, other = last_task(tmp_path, 0), last_task(tmp_path, 1)
     assert str(client.get_model_version_by_alias(NAME, "final").version) == "4"
@@ -91,6 +93,7 @@ def test_aliases_come_back_to_a_run_that_is_shown_again(client: Any, tmp_path: P
     assert point_aliases(NAME, "of no run").uri == ""
 
 
+@pytest.mark.slow
 def test_names_of_runs_say_which_settings_were_changed(client: Any, tmp_path: Path):
     last_task(tmp_path, 0)
     experiment = client.get_experiment_by_name("csc-digits")

@@ -305,7 +305,9 @@ def test_a_store_that_nobody_reaches_may_be_back(monkeypatch: pytest.MonkeyPatch
 NO_EXPERIMENTS = 200, json.dumps({"experiments": []}).encode()
 
 
-@pytest.mark.parametrize("status", [500, 502, 503, 504, 429])
+@pytest.mark.parametrize(
+    "status", [503, 429, *(pytest.param(code, marks=pytest.mark.slow) for code in (500, 502, 504))]
+)
 def test_a_tracking_server_that_is_ill_for_longer_than_mlflow_waits_is_asked_again(
     wire: Wire, monkeypatch: pytest.MonkeyPatch, pauses: list[float], status: int
 ):

@@ -5,6 +5,7 @@ import re
 import time
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -18,14 +19,14 @@ from csc.report.images import forgotten
 from csc.report.overlay import heat_colours, matrix_png
 from csc.report.page import render
 from csc.report.recipe import command, compared_settings
-from tests.reported import Reported, reported
 from tests.tracked import fresh_database
 from tests.unit.test_report import EVIL, make_run
 
+if TYPE_CHECKING:
+    from tests.reported import Reported
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Reported:
-    return reported(tmp_path_factory.mktemp("reported"), {"train": {"epochs": 3}})
+pytest_plugins = ["tests.reported"]
+pytestmark = pytest.mark.xdist_group("reported")
 
 
 def changed(evidence: Evidence, **facts: object) -> Evidence:
@@ -39,7 +40,7 @@ def said(run: Run, *evidence: Evidence) -> str:
 # ---- the page
 
 
-def test_the_page_is_well_formed_and_has_every_section(made: Reported):
+def test_the_page_is_well_formed_and_has_every_section(made: "Reported"):
     root = ET.fromstring(render(made.run, made.evidence))
     sections = {section.get("id") for section in root.iter("section")}
     wanted = {"course", "classes", "confidence", "images", "over-time", "label-graph", "training", "make-it-again"}
@@ -49,7 +50,7 @@ def test_the_page_is_well_formed_and_has_every_section(made: Reported):
         assert root.find(f".//details[@id='class-{made.run.last.seen.index(name)}']//b").text == name
 
 
-def test_the_page_has_the_counts_of_the_slider_and_nothing_from_elsewhere(made: Reported):
+def test_the_page_has_the_counts_of_the_slider_and_nothing_from_elsewhere(made: "Reported"):
     html = render(made.run, made.evidence)
     counts = json.loads(ET.fromstring(html).find(".//script[@id='counts']").text)
     facts = made.evidence[-1].facts
@@ -59,7 +60,7 @@ def test_the_page_has_the_counts_of_the_slider_and_nothing_from_elsewhere(made: 
     assert all((one + other).startswith(("#", "data:image/")) for one, other in addresses)
 
 
-def test_an_image_is_in_the_page_once_however_often_it_is_shown(made: Reported):
+def test_an_image_is_in_the_page_once_however_often_it_is_shown(made: "Reported"):
     html = render(made.run, made.evidence)
     thumbnails = re.findall(r"url\(data:image/jpeg;base64,(.*?)\)", html)
     shown = re.findall(r'class="picture t(\d+)"', html)
@@ -67,7 +68,7 @@ def test_an_image_is_in_the_page_once_however_often_it_is_shown(made: Reported):
     assert len(shown) > 1.2 * len(thumbnails)
 
 
-def test_a_page_without_evidence_says_that_it_is_missing(made: Reported):
+def test_a_page_without_evidence_says_that_it_is_missing(made: "Reported"):
     for evidence in ((), made.evidence[:-1]):
         html = render(made.run, evidence)
         assert "kept no evidence" in html
@@ -75,7 +76,7 @@ def test_a_page_without_evidence_says_that_it_is_missing(made: Reported):
         assert sections == {"course", "classes", "confidence"}
 
 
-def test_names_of_classes_cannot_break_the_page(made: Reported):
+def test_names_of_classes_cannot_break_the_page(made: "Reported"):
     names = ["</script>", EVIL, *made.run.last.seen[2:]]
     run = make_run("digits-b0c4", sizes=(4, 4, 2), classes=names)
     old = dict(zip(made.run.last.seen, names, strict=True))
@@ -87,7 +88,7 @@ def test_names_of_classes_cannot_break_the_page(made: Reported):
 
 
 @pytest.mark.slow
-def test_sixteen_tasks_of_eighty_classes_make_a_page_below_6_mb_in_seconds(made: Reported):
+def test_sixteen_tasks_of_eighty_classes_make_a_page_below_6_mb_in_seconds(made: "Reported"):
     names = [f"class {number}" for number in range(80)]
     run = make_run("coco-b5c5", sizes=(5,) * 16, classes=names)
     evidence = [_large(made.evidence[-1], names[: len(task.seen)], task.task) for task in run.tasks]
@@ -126,7 +127,7 @@ def _large(like: Evidence, names: list[str], task: int) -> Evidence:
 # ---- findings
 
 
-def test_it_is_said_that_no_score_exceeds_the_threshold(made: Reported):
+def test_it_is_said_that_no_score_exceeds_the_threshold(made: "Reported"):
     silent = changed(made.evidence[-1], predicted=[[0] * 100] * 10, found=[[0] * 100] * 10)
     assert "No score exceeds 0.5, so nothing is predicted: CF1 and OF1 are 0." in said(made.run, silent)
     one = [[0] * 100, *[[5] * 100] * 9]
@@ -141,7 +142,7 @@ def test_the_class_that_lost_most_is_named_with_its_loss():
     assert f"Class {name} lost {last.best_AP[name] - last.AP[name]:.1f} points" in said(run)
 
 
-def test_over_confidence_is_said_with_an_example(made: Reported):
+def test_over_confidence_is_said_with_an_example(made: "Reported"):
     bins = Reliability(count=[900, 100], confidence=[90.0, 85.0], present=[90, 25])
     told = said(made.run, changed(made.evidence[-1], reliability={"old": bins, "new": bins}))
     assert "Old classes are over-confident: of labels scored about 0.85, only 25 % are present." in told
@@ -150,7 +151,7 @@ def test_over_confidence_is_said_with_an_example(made: Reported):
     assert "Confidence can be trusted: the ECE is 0.0 % or less." in told
 
 
-def test_a_cf1_of_nothing_is_explained_without_evidence_too(made: Reported):
+def test_a_cf1_of_nothing_is_explained_without_evidence_too(made: "Reported"):
     nothing = msgspec.structs.replace(made.run.last.metrics, CF1=0.0, OF1=0.0)
     run = msgspec.structs.replace(made.run, tasks=(msgspec.structs.replace(made.run.last, metrics=nothing),))
     assert "Nothing is predicted correctly above 0.5: CF1 and OF1 are 0." in said(run)
@@ -166,7 +167,7 @@ def test_the_paper_is_compared_in_points():
 # ---- images, graph, recipe
 
 
-def test_forgotten_images_were_found_by_an_earlier_model_and_are_missed_now(made: Reported):
+def test_forgotten_images_were_found_by_an_earlier_model_and_are_missed_now(made: "Reported"):
     def after(task: int, *scores: float) -> Evidence:
         sights = [Sight("panel", "0", f"image {n}", score, ["0"]) for n, score in enumerate(scores)]
         facts = msgspec.structs.replace(made.evidence[0].facts, task=task, threshold=0.8)
@@ -182,7 +183,7 @@ def test_forgotten_images_were_found_by_an_earlier_model_and_are_missed_now(made
     ]
 
 
-def test_the_strongest_links_join_classes_of_different_tasks(made: Reported):
+def test_the_strongest_links_join_classes_of_different_tasks(made: "Reported"):
     matrix = np.zeros((10, 10))
     matrix[0, 1], matrix[4, 2], matrix[9, 0] = 9.0, -3.0, 2.0
     tasks = [evidence.facts for evidence in made.evidence]
@@ -190,7 +191,7 @@ def test_the_strongest_links_join_classes_of_different_tasks(made: Reported):
     assert pairs_across_tasks([*tasks[:-1], last]) == [("4", "2", -3.0), ("9", "0", 2.0)]
 
 
-def test_the_recipe_names_what_differs_from_the_method_and_how_to_run_it(made: Reported):
+def test_the_recipe_names_what_differs_from_the_method_and_how_to_run_it(made: "Reported"):
     facts: TaskFacts = made.evidence[-1].facts
     assert ("train.epochs", "3", "9") in compared_settings(made.run, facts)
     assert "csc run digits-b0c4 --method csc --seed 0" in command(made.run, facts)
@@ -213,7 +214,7 @@ def test_a_matrix_of_zeros_is_a_clear_picture():
 
 @pytest.mark.slow
 def test_evidence_is_kept_with_the_run_and_fetched_again(
-    made: Reported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: "Reported", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", fresh_database(tmp_path))
     from csc.model import read_card

@@ -37,7 +37,7 @@ def forget(content: dict[str, list[dict[str, int]]], numbers: tuple[int, ...]) -
 
 
 @pytest.mark.parametrize("form", ["folder", "zip"])
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_what_is_left_out_might_never_have_been_listed(workers: int, form: str, tmp_path: Path):
     raw = make_coco(tmp_path / "raw", ("bird", "cat"))
     clean = shutil.copytree(raw, tmp_path / "without")

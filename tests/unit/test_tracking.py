@@ -396,6 +396,7 @@ def run_task(plugin: Plugin, task: Trained, prior: Trained | None = None) -> tup
     return train.info.run_id, register.info.run_id
 
 
+@pytest.mark.slow
 def test_the_run_of_the_train_step_becomes_the_tasks_run(plugin: Plugin, client: Any, tmp_path: Path):
     first, second = trained(tmp_path, 1), trained(tmp_path, 2)
     taken = [run_task(plugin, first), run_task(plugin, second, first)]
@@ -417,6 +418,7 @@ def test_the_run_of_the_train_step_becomes_the_tasks_run(plugin: Plugin, client:
     assert find_record(NAME, 2, runs.run_key(second.card)) is not None
 
 
+@pytest.mark.slow
 def test_a_retried_step_finds_its_task_again(plugin: Plugin, client: Any, tmp_path: Path):
     task = trained(tmp_path, 1)
     runs = run_task(plugin, task)
@@ -430,6 +432,7 @@ def test_a_retried_step_finds_its_task_again(plugin: Plugin, client: Any, tmp_pa
     assert tracked.count() == before
 
 
+@pytest.mark.slow
 def test_another_pipeline_goes_on_with_the_runs_of_the_one_before(plugin: Plugin, client: Any, tmp_path: Path):
     first, second = trained(tmp_path, 1), trained(tmp_path, 2)
     run_task(plugin, first)
@@ -444,6 +447,7 @@ def test_another_pipeline_goes_on_with_the_runs_of_the_one_before(plugin: Plugin
     assert tracked.steps(scenario, "mAP") == tracked.versions() == [1, 2]
 
 
+@pytest.mark.slow
 def test_two_scenario_runs_in_one_pipeline_keep_apart(plugin: Plugin, client: Any, tmp_path: Path):
     for seed in (0, 1):
         task = trained(tmp_path, 1, seed)
@@ -454,6 +458,7 @@ def test_two_scenario_runs_in_one_pipeline_keep_apart(plugin: Plugin, client: An
         assert tracked.steps(scenario, "mAP") == tracked.steps(child, "mAP") == [1]
 
 
+@pytest.mark.slow
 def test_one_run_in_the_environment_of_all_tasks_is_used_for_the_first_only(
     plugin: Plugin, client: Any, tmp_path: Path
 ):
@@ -479,6 +484,7 @@ def test_a_run_of_another_server_is_told_and_left_alone(
     assert Tracked(client, task.card).count()["runs"] == [1, 1]
 
 
+@pytest.mark.slow
 def test_pages_say_what_they_show(client: Any, tmp_path: Path):
     first, second = trained(tmp_path, 1), trained(tmp_path, 2)
     first.register()
@@ -552,6 +558,7 @@ def test_terms_of_the_loss_are_named_as_such_and_every_view_has_its_digest(clien
     assert len(inputs) == len({item.digest for item in inputs}) == 4  # train and register agree on it
 
 
+@pytest.mark.slow
 def test_two_processes_that_share_a_server_log_every_point_once(client: Any, tmp_path: Path):
     """The same run twice at once, as on two machines: each has looked before the other has logged."""
     task = trained(tmp_path, 1)

@@ -20,6 +20,7 @@ def squared(given: int, part: Part) -> int:
     return given * part.number**2
 
 
+@pytest.mark.slow
 def test_results_come_in_the_order_of_the_parts():
     expected = [3 * number**2 for number in range(6)]
     assert [list(for_each_part(squared, 3, PARTS, workers)) for workers in (1, 2, 8)] == [expected] * 3

@@ -217,7 +217,7 @@ def test_a_bad_image_in_the_first_shard_leaves_nothing(workers: int, place: str,
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_bad_image_costs_no_shard_but_its_own(workers: int, tmp_path: Path):
     bad = {"10": BadData("10: broken image"), "07": BadData("07: broken image")}
     options = WriteOptions(workers=workers, shard_rows=3)
@@ -389,7 +389,9 @@ def test_where_the_data_came_from_is_not_part_of_its_content(tmp_path: Path):
     assert other.source == {"kind": "elsewhere"}
 
 
-@pytest.mark.parametrize(("workers", "form"), [(1, "zip"), (2, "folder"), (3, "zip")])
+@pytest.mark.parametrize(
+    ("workers", "form"), [(1, "zip"), (2, "folder"), pytest.param(3, "zip", marks=pytest.mark.slow)]
+)
 def test_any_number_of_workers_and_any_order_of_the_source_give_the_same_bytes(workers: int, form: str, tmp_path: Path):
     raw = make_coco(tmp_path / "raw")
     one = ingest_coco(raw, tmp_path / "one", "animals", options=WriteOptions(shard_rows=2))
@@ -412,7 +414,7 @@ def test_more_workers_than_shards_are_not_started(tmp_path: Path, monkeypatch: p
     assert write(tmp_path / "set", options=WriteOptions(workers=8)).splits["train"]["images"] == 3
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_second_try_makes_only_what_is_missing(workers: int, tmp_path: Path):
     options = WriteOptions(workers=workers, shard_rows=3)
     whole = write(tmp_path / "whole", LONG, options=options)

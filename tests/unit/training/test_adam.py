@@ -41,6 +41,7 @@ def test_no_gradient_is_recorded_in_a_step():
     assert layer.weight.is_leaf
 
 
+@pytest.mark.slow
 def test_a_step_leaves_the_compiler_alone():
     code = """
 import sys, torch

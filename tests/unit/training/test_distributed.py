@@ -5,7 +5,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from csc.scenario import Task
 from csc.training.inference import confidences
 from csc.training.loop import EpochLog
 from tests.unit.training.bench import Bench, settings, without_speed
+from tests.unit.training.ranks import dies_in_one, refused_by_one
 
 pytestmark = pytest.mark.xdist_group("distributed")  # launches are shared by many tests
 ROOT = Path(__file__).parents[3]
@@ -178,52 +180,54 @@ class Stopped(Exception):
     """A trainer that did not come to its end."""
 
 
-def second_task(folder: str, stop_after: int = -1, method: str = "csc", more: Sequence[str] = ()) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Case:
+    """A training of the second task: its settings, and how far its numbers in two processes may be off."""
+
+    method: str = "csc"
+    more: tuple[str, ...] = ()
+    exemplars: int = 0  # in the memory
+    stop_after: int = -1  # the epoch after which one process stopped before two went on
+    tolerance: float = 1e-3
+
+
+TRAININGS = {
+    "from the start": Case(tolerance=1e-4),
+    "from a checkpoint": Case(stop_after=0, tolerance=1e-4),
+    "in bfloat16, with clipped gradients": Case(more=("train.amp=bf16", "train.clip=0.05"), tolerance=2e-2),
+    "derpp": Case("derpp", exemplars=1),
+    "csc-r": Case("csc-r", exemplars=5),
+    "krt-r": Case("krt-r", exemplars=5),
+    "podnet": Case("podnet", exemplars=3),
+}
+
+
+def second_task(folder: Path, case: Case, group: Group, stop_after: int = -1) -> dict[str, Any]:
     """Train the second task with the first's model as teacher, on what the checkpoint has left; score the result."""
 
     def stop(epoch: int, log: EpochLog) -> None:
         if epoch == stop_after:
             raise Stopped
 
-    config, view = settings(*OVERRIDES, f"method={method}", *more), read_view(str(Path(folder) / "view.parquet"))
-    kept = Path(folder) / "memory.parquet"
-    memory = read_memory(kept) if kept.is_file() else None
+    config, view = settings(*OVERRIDES, f"method={case.method}", *case.more), read_view(str(folder / "view.parquet"))
+    memory = read_memory(folder / "memory.parquet") if case.exemplars else None
+    trainer = Bench({2: view}, folder).second(config, group=group, on_epoch=stop, memory=memory)
+    log = without_speed(trainer.run())
+    scores = [batch for _, batch in confidences(trainer.network, view, config, group=group)]
+    return {"log": log, "scores": torch.cat(scores).tolist()}
+
+
+def all_trainings(folder: str) -> dict[str, Any]:
+    """What each process of the launch below does."""
     with join_group() as group:
-        trainer = Bench({2: view}, Path(folder)).second(config, group=group, on_epoch=stop, memory=memory)
-        log = without_speed(trainer.run())
-        scores = [batch for _, batch in confidences(trainer.network, view, config, group=group)]
-        return {"log": log, "scores": torch.cat(scores).tolist()}
+        return {name: second_task(Path(folder) / name, case, group) for name, case in TRAININGS.items()}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("stop_after", "more", "tolerance"),
-    [(-1, (), 1e-4), (0, (), 1e-4), (-1, ("train.amp=bf16", "train.clip=0.05"), 2e-2)],
-    ids=["from the start", "from a checkpoint", "in bfloat16, with clipped gradients"],
-)
-def test_the_trainer_learns_the_same_in_two_processes(
-    views: dict[int, View], tmp_path: Path, stop_after: int, more: tuple[str, ...], tolerance: float
-):
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        write_view(views[2], tmp_path / name / "view.parquet")
-    if stop_after >= 0:
-        with pytest.raises(Stopped):
-            second_task(str(tmp_path / "two"), stop_after)
-    one = second_task(str(tmp_path / "one"), more=more)
-    two = run(second_task, {"folder": str(tmp_path / "two"), "more": more}, 2)
-    assert [epoch.keys() for epoch in two["log"]] == [{"ce", "kd", "H", "loss"}] * 2
-    for mine, alone in zip(two["log"], one["log"], strict=True):
-        assert mine == pytest.approx(alone, rel=tolerance)
-    # Scores, not weights: Adam makes whole steps of gradients that are rounding errors, on weights without effect.
-    torch.testing.assert_close(torch.tensor(two["scores"]), torch.tensor(one["scores"]), atol=tolerance, rtol=tolerance)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("method", "exemplars"), [("derpp", 1), ("csc-r", 5), ("krt-r", 5), ("podnet", 3)])
-def test_exemplars_are_replayed_alike_in_two_processes(
-    views: dict[int, View], tasks: tuple[Task, ...], tmp_path: Path, method: str, exemplars: int
-):
+@pytest.fixture(scope="module")
+def trainings(
+    views: dict[int, View], tasks: tuple[Task, ...], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The trainings in one process, and in one launch of two."""
     wanted = msgspec.structs.replace(settings("method=er").memory, per_class=2)
     said = np.ones((len(views[1]), len(tasks[0].seen)), np.float32)
     kept = update(
@@ -235,16 +239,33 @@ def test_exemplars_are_replayed_alike_in_two_processes(
         features=lambda: np.zeros((0, 0)),
         logits=lambda rows: said[: len(rows)],
     )
-    memory = kept.take(np.arange(exemplars)).extended_to(views[2], tasks[1], wanted.labels)
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        write_view(views[2], tmp_path / name / "view.parquet")
-        write_memory(memory, tmp_path / name / "memory.parquet")
-    one = second_task(str(tmp_path / "one"), method=method)
-    two = run(second_task, {"folder": str(tmp_path / "two"), "method": method}, 2)
+    alone, several = (tmp_path_factory.mktemp(name) for name in ("alone", "several"))
+    for name, case in TRAININGS.items():
+        for folder in (alone / name, several / name):
+            folder.mkdir()
+            write_view(views[2], folder / "view.parquet")
+            if case.exemplars:
+                memory = kept.take(np.arange(case.exemplars)).extended_to(views[2], tasks[1], wanted.labels)
+                write_memory(memory, folder / "memory.parquet")
+        if case.stop_after >= 0:
+            with pytest.raises(Stopped), join_group() as group:
+                second_task(several / name, case, group, case.stop_after)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        return all_trainings(str(alone)), run(all_trainings, {"folder": str(several)}, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRAININGS)
+def test_the_trainer_learns_the_same_in_two_processes(trainings: tuple[dict[str, Any], dict[str, Any]], name: str):
+    one, two = (made[name] for made in trainings)
+    if TRAININGS[name].method == "csc":
+        assert [epoch.keys() for epoch in two["log"]] == [{"ce", "kd", "H", "loss"}] * 2
+    tolerance = TRAININGS[name].tolerance
     for mine, alone in zip(two["log"], one["log"], strict=True):
-        assert mine == pytest.approx(alone, rel=1e-3)
-    torch.testing.assert_close(torch.tensor(two["scores"]), torch.tensor(one["scores"]), atol=1e-3, rtol=1e-3)
+        assert mine == pytest.approx(alone, rel=tolerance)
+    # Scores, not weights: Adam makes whole steps of gradients that are rounding errors, on weights without effect.
+    torch.testing.assert_close(torch.tensor(two["scores"]), torch.tensor(one["scores"]), atol=tolerance, rtol=tolerance)
 
 
 def test_a_process_alone_is_a_group_of_one():
@@ -341,22 +362,6 @@ def test_gpus_get_the_batch_norm_of_torch_under_the_same_names():
         assert layers[0].eval()(torch.rand(rows, layers[0].num_features, 4, 4).bfloat16()).dtype is kind
     assert list(network.state_dict()) == names
     assert all(mine is given for mine, given in zip(network.parameters(), parameters, strict=True))
-
-
-def refused_by_one(path: str) -> None:
-    """The second process refuses its input while the first waits for it."""
-    with join_group() as group:
-        if not group.is_main:
-            raise BadData(f"{path}: no such file")
-        group.agree(1)
-
-
-def dies_in_one(how: str) -> None:
-    """The second process dies while the first waits for it."""
-    with join_group() as group:
-        if not group.is_main:
-            os.kill(os.getpid(), signal.SIGKILL) if how == "killed" else os._exit(7)
-        group.agree(1)
 
 
 @pytest.mark.slow

@@ -170,6 +170,7 @@ def test_augmented_views_are_maps_of_augmented_images(place: str, views: dict[in
     torch.testing.assert_close(found, expected, **HALF)
 
 
+@pytest.mark.slow
 def test_one_loader_makes_a_view_and_the_place_of_an_image_decides_its_augmentation(
     sharded: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -185,6 +185,7 @@ STOPPED_IN = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("items", STOPPED_IN, ids="+".join)
 def test_a_run_that_is_asked_to_stop_within_an_epoch_ends_as_if_nothing_had_happened(
     bench: Bench, items: tuple[str, ...], capsys: pytest.CaptureFixture[str]
@@ -241,6 +242,7 @@ def learnt(dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return step
 
 
+@pytest.mark.slow
 def test_a_task_removes_the_checkpoint_of_the_task_before_and_none_of_another_run(
     learnt: Callable[..., Path], tmp_path: Path
 ):
