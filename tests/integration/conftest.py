@@ -1,5 +1,7 @@
 """Runs of the whole pipeline, small enough for a test: `csc run` as a user starts it, in a process of its own."""
 
+import contextlib
+import io
 import json
 import os
 import subprocess
@@ -8,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from csc.cli import main
 from csc.data.ingest.digits import ingest_digits
 
 SMALL = (
@@ -35,6 +38,15 @@ def csc(*words, settings=SMALL):
     return subprocess.run(
         command(*words, settings=settings), capture_output=True, text=True, env=environment(), timeout=600
     )
+
+
+def inside(*words):
+    """Run `csc` to its end in this process, where what it needs is loaded; not for what ends or leaves processes."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        patch.setenv("MLFLOW_TRACKING_URI", "")  # the command names its work folder's there
+        code = main([*map(str, words)])
+    return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
 
 
 def last_results(workdir):

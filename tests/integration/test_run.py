@@ -10,7 +10,7 @@ import urllib.request
 
 import pytest
 
-from tests.integration.conftest import command, csc, environment, last_results
+from tests.integration.conftest import command, csc, environment, inside, last_results
 from tests.tracked import fresh_database
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("pipeline")]
@@ -112,7 +112,7 @@ def test_predict_names_classes_with_confidences(undisturbed, scenes, tmp_path):
 
     image = tmp_path / "scene.jpg"
     image.write_bytes(ImageShards(scenes / "images").jpeg(0, 1))
-    done = csc("predict", f"models:/{NAME}@final", image, "--threshold", "0", "--workdir", workdir)
+    done = inside("predict", f"models:/{NAME}@final", image, "--threshold", "0", "--workdir", workdir)
     assert done.returncode == 0, done.stderr
     name, found = done.stdout.strip().split("\t")
     assert name == str(image)
@@ -142,7 +142,8 @@ def test_ui_serves_the_runs_of_the_work_folder(undisturbed):
 
 def test_show_prints_a_run_however_it_is_named(undisturbed, scenes):
     workdir, _ = undisturbed
-    told = [csc("show", *words, "--workdir", workdir) for words in ([], ["digits-b0c4"], [NAME], [f"models:/{NAME}/2"])]
+    names = ([], ["digits-b0c4"], [NAME], [f"models:/{NAME}/2"])
+    told = [inside("show", *name, "--workdir", workdir) for name in names]
     assert {done.stdout for done in told} == {told[0].stdout}
     lines = told[0].stdout.splitlines()
     assert re.match(r"digits-b0c4 · csc · .* · seed 0 · finished · started 20", lines[0])
@@ -152,9 +153,9 @@ def test_show_prints_a_run_however_it_is_named(undisturbed, scenes):
     last, first = tasks[-1]["AP"]["0"], tasks[0]["AP"]["0"]
     assert any(re.fullmatch(rf" 0  [▁-█]{{3}} +{first:.1f} → +{last:.1f}  \(.*\)", line) for line in lines)
     assert re.fullmatch(rf" 9    [▁-█] +{tasks[-1]['AP']['9']:.1f}", lines[-1])
-    unknown = csc("show", "voc-b0c4", "--workdir", workdir)
+    unknown = inside("show", "voc-b0c4", "--workdir", workdir)
     assert (unknown.returncode, "no run 'voc-b0c4'" in unknown.stderr) == (2, True)
-    plan = csc("run", "digits-b0c4", "--data", scenes, "--workdir", workdir, "--dry-run")
+    plan = inside(*command("run", "digits-b0c4", "--data", scenes, "--workdir", workdir, "--dry-run")[3:])
     assert [f"task {number}    finished, mAP {task['mAP']:.1f}" for number, task in enumerate(tasks, 1)] == (
         plan.stdout.splitlines()[-3:]
     )

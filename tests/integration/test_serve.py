@@ -1,7 +1,6 @@
 """A registered model behind HTTP: by `csc serve`, and by MLflow's own server."""
 
 import base64
-import contextlib
 import json
 import os
 import re
@@ -17,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from csc.data.shards import ImageShards
-from tests.integration.conftest import command, csc, environment
+from tests.integration.conftest import command, environment, inside
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("pipeline")]
 
@@ -35,7 +34,7 @@ def scene(scenes, tmp_path_factory):
 @pytest.fixture(scope="module")
 def predicted(undisturbed, scene):
     """What `csc predict` says of the scene: classes and confidences, most confident first."""
-    done = csc("predict", MODEL, scene, "--threshold", "0", "--workdir", undisturbed[0])
+    done = inside("predict", MODEL, scene, "--threshold", "0", "--workdir", undisturbed[0])
     assert done.returncode == 0, done.stderr
     pairs = [pair.split() for pair in done.stdout.strip().split("\t")[1].split(", ")]
     return {name: pytest.approx(float(value), abs=1e-3) for name, value in pairs}
@@ -50,10 +49,10 @@ def ask(address, body=None, media_type="application/json"):
         return error.code, json.load(error)
 
 
-@contextlib.contextmanager
-def serving(workdir):
-    """A running `csc serve` and its address."""
-    words = command("serve", MODEL, "--port", "0", "--workdir", workdir)
+@pytest.fixture(scope="module")
+def serving(undisturbed):
+    """A running `csc serve` and its address; the last test that takes it ends it."""
+    words = command("serve", MODEL, "--port", "0", "--workdir", undisturbed[0])
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment()) as server:
         try:
             line = server.stdout.readline()
@@ -64,17 +63,17 @@ def serving(workdir):
             server.kill()
 
 
-def test_csc_serve_says_what_csc_predict_says(undisturbed, scene, predicted):
-    with serving(undisturbed[0]) as (_, address):
-        assert ask(f"{address}/healthz") == (200, {"status": "ready"})
-        body = json.dumps({"instances": [{"image": {"b64": base64.b64encode(scene.read_bytes()).decode()}}] * 2})
-        status, answer = ask(f"{address}/v1/models/{NAME}:predict?threshold=0", body.encode())
-        assert status == 200
-        status, alone = ask(f"{address}/predict?threshold=0", scene.read_bytes(), "image/jpeg")
-        assert status == 200
-        for found in (*answer["predictions"], alone):
-            assert [one["name"] for one in found["classes"]] == list(predicted)
-            assert {one["name"]: one["confidence"] for one in found["classes"]} == predicted
+def test_csc_serve_says_what_csc_predict_says(serving, scene, predicted):
+    _, address = serving
+    assert ask(f"{address}/healthz") == (200, {"status": "ready"})
+    body = json.dumps({"instances": [{"image": {"b64": base64.b64encode(scene.read_bytes()).decode()}}] * 2})
+    status, answer = ask(f"{address}/v1/models/{NAME}:predict?threshold=0", body.encode())
+    assert status == 200
+    status, alone = ask(f"{address}/predict?threshold=0", scene.read_bytes(), "image/jpeg")
+    assert status == 200
+    for found in (*answer["predictions"], alone):
+        assert [one["name"] for one in found["classes"]] == list(predicted)
+        assert {one["name"]: one["confidence"] for one in found["classes"]} == predicted
 
 
 def closed(place, seconds=30):
@@ -89,26 +88,26 @@ def closed(place, seconds=30):
     return False
 
 
-def test_csc_serve_finishes_what_it_has_begun_when_it_is_told_to_stop(undisturbed, scene):
-    with serving(undisturbed[0]) as (server, address):
-        image = scene.read_bytes()
-        head = f"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: image/jpeg\r\nContent-Length: {len(image)}\r\n\r\n"
-        place = ("127.0.0.1", int(address.rpartition(":")[2]))
-        with socket.create_connection(place) as begun:
-            begun.sendall(head.encode() + image[:100])
-            assert ask(f"{address}/healthz")[0] == 200  # by then it has seen the request before
-            server.send_signal(signal.SIGTERM)
-            assert closed(place)
-            begun.sendall(image[100:])
-            assert begun.recv(4096).startswith(b"HTTP/1.1 200 OK")
-        assert server.wait(60) == 0
+def test_csc_serve_finishes_what_it_has_begun_when_it_is_told_to_stop(serving, scene):
+    server, address = serving
+    image = scene.read_bytes()
+    head = f"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: image/jpeg\r\nContent-Length: {len(image)}\r\n\r\n"
+    place = ("127.0.0.1", int(address.rpartition(":")[2]))
+    with socket.create_connection(place) as begun:
+        begun.sendall(head.encode() + image[:100])
+        assert ask(f"{address}/healthz")[0] == 200  # by then it has seen the request before
+        server.send_signal(signal.SIGTERM)
+        assert closed(place)
+        begun.sendall(image[100:])
+        assert begun.recv(4096).startswith(b"HTTP/1.1 200 OK")
+    assert server.wait(60) == 0
 
 
 def test_csc_serve_says_in_one_line_why_it_cannot(undisturbed, tmp_path):
     workdir = undisturbed[0]
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = other.getsockname()[1]
-        done = csc("serve", MODEL, "--port", taken, "--workdir", workdir)
+        done = inside("serve", MODEL, "--port", taken, "--workdir", workdir)
     assert (done.returncode, done.stdout) == (2, "")
     wanted = f"port {taken} (Address already in use); give another --host or --port\n"
     assert done.stderr == f"csc: cannot listen on 127.0.0.1, {wanted}"
@@ -116,7 +115,7 @@ def test_csc_serve_says_in_one_line_why_it_cannot(undisturbed, tmp_path):
         ("models:/nothing@final", "name=nothing not found"),
         (tmp_path, "not a model of this project"),
     ):
-        done = csc("serve", model, "--port", "0", "--workdir", workdir)
+        done = inside("serve", model, "--port", "0", "--workdir", workdir)
         assert done.returncode == 2
         assert reason in done.stderr
         assert done.stderr.count("\n") == 1
