@@ -153,7 +153,7 @@ def _fits(hint: Any, value: Any) -> bool:
         return False
     try:
         msgspec.convert(value, hint)
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, UnicodeEncodeError):  # the second: half of a surrogate pair
         return False
     return True
 

@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from csc import cli
+from csc.config import methods
 from csc.pipelines.profile import SHIPPED
+from csc.study.reading import SHIPPED as STUDIES
 from tests.bad_input.recipes import check_line, follow, parameters, recipes
 from tests.builders import contents
 
@@ -37,7 +39,10 @@ def typed_line(recipe: dict[str, Any], folder: Path, capsys: pytest.CaptureFixtu
     if not line.startswith(f"csc {words[0]}: error: ") and not line.startswith("csc: error: "):
         assert said == f"{line}\n"
         assert line.startswith("csc: ")
-    return line.replace(str(folder), "{folder}").replace(str(SHIPPED["local"].parent), "{profiles}")
+    known = {", ".join(STUDIES): "{studies}", ", ".join(methods()): "{methods}"}  # there will be more of them
+    for text, short in {str(folder): "{folder}", str(SHIPPED["local"].parent): "{profiles}", **known}.items():
+        line = line.replace(text, short)
+    return line
 
 
 @pytest.fixture

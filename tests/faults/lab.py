@@ -69,6 +69,6 @@ class Lab:
         self.safe = len(self.rows)
 
     def chosen(self, phases: Iterable[str]) -> list[str]:
-        """All phases, or those of this try, or the one that PHASE names, to find out which of a chain did harm."""
-        wanted = (phase,) if (phase := os.environ.get("PHASE")) else self.phases
+        """All phases, or those of this try, or those that PHASE names, to find out which of a chain did harm."""
+        wanted = tuple(named.split(",")) if (named := os.environ.get("PHASE")) else self.phases
         return [phase for phase in phases if phase in wanted or not wanted]

@@ -60,10 +60,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
         return b"".join(chunks)
 
     def _pass_on(self) -> None:
-        # An upload is cut off in the middle; a request without a body has no middle.
-        if (self.mode != "cuts" or self.command in ("PUT", "POST")) and self.bursts.hit():
+        if self.bursts.hit():
             return getattr(self, f"_{self.mode}")()
-        answer = self._forward(self._body())
+        return self._answer(self._forward(self._body()))
+
+    def _answer(self, answer: Any, part: float = 1.0) -> None:
+        """Hand on an answer, or the beginning of one."""
         content = answer.read()
         self.send_response(answer.status)
         for name, value in answer.getheaders():
@@ -72,8 +74,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         length = answer.getheader("Content-Length") if self.command == "HEAD" else str(len(content))
         self.send_header("Content-Length", length or "0")
         self.end_headers()
-        self.wfile.write(content)
-        return None
+        self.wfile.write(content[: int(part * len(content))])
 
     def _forward(self, body: bytes, sent: int | None = None) -> Any:
         """Send a request, or the beginning of one, with the headers it came with: they are signed."""
@@ -102,10 +103,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.close_connection = True
 
     def _cuts(self) -> None:
-        """Hand on the first half of an upload, then close both connections."""
+        """Hand on the first half of an upload, or of a download, then close both connections."""
         body = self._body()
-        with contextlib.suppress(OSError):
-            self._forward(body, len(body) // 2)
+        if body:
+            with contextlib.suppress(OSError):
+                self._forward(body, len(body) // 2)
+        else:
+            self._answer(self._forward(body), part=0.5)
         self.close_connection = True
 
     def _loses(self) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from csc import storage
 from csc.data.ingest.digits import ingest_digits
+from csc.errors import CscError
 from tests.faults.commands import SCENARIO, SMALL, Lost, Place
 from tests.faults.judge import judge
 from tests.faults.lab import Lab
@@ -38,7 +39,8 @@ def disturb_services(lab: Lab, rng: Random) -> None:
         target = servers.tracking.uri if service == "MLflow" else servers.store.endpoint
         with proxied(target, mode, rng) as (address, bursts):
             through = {"MLFLOW_TRACKING_URI" if service == "MLflow" else "AWS_ENDPOINT_URL_S3": address}
-            place = on_servers(lab, servers, lab.folder / f"{number}", number, through)
+            data = _data(servers, f"faults-{number}", address) if service == "store" else ""  # uploaded through it, too
+            place = on_servers(servers, lab.folder / f"{number}", number, through, data)
             place.finish(tries=4)
         lab.tried(f"{service} {mode}")
         if not bursts.spoilt:
@@ -54,7 +56,7 @@ def two_runs(lab: Lab, rng: Random) -> None:
     undisturbed = on_servers_undisturbed(lab, servers)
     for kind, numbers in (("different", (20, 21)), ("the same", (22, 22))):
         places = [
-            on_servers(lab, servers, lab.folder / f"{kind} {index}", number, {}) for index, number in enumerate(numbers)
+            on_servers(servers, lab.folder / f"{kind} {index}", number, {}) for index, number in enumerate(numbers)
         ]
         with ThreadPoolExecutor(2) as pool:
             first = pool.submit(places[0].finish, tries=3)
@@ -82,27 +84,35 @@ def judged(place: Place, undisturbed: dict[str, Any]) -> bool:
 
 
 def on_servers_undisturbed(lab: Lab, servers: "Servers") -> dict[str, Any]:
-    return lab.undisturbed("servers", lambda: on_servers(lab, servers, lab.shared / "servers", 99, {}))
+    return lab.undisturbed("servers", lambda: on_servers(servers, lab.shared / "servers", 99, {}))
 
 
-def on_servers(lab: Lab, servers: "Servers", folder: Path, number: int, through: dict[str, str]) -> Place:
+def on_servers(servers: "Servers", folder: Path, number: int, through: dict[str, str], data: str = "") -> Place:
     """A run with nothing of value on this machine. The number makes it a run of its own, with the same results.
 
     It is a limit of the gradient that none ever comes to.
     """
     variables = {**servers.store.environment(), **PATIENCE, "MLFLOW_TRACKING_URI": servers.tracking.uri}
     variables |= {"CSC_CACHE": str(folder / "cache"), **through}
-    words = ("run", SCENARIO, "--data", _data(lab, servers), "--workdir", folder / "work")
+    words = ("run", SCENARIO, "--data", data or _data(servers, "faults"), "--workdir", folder / "work")
     return Place(folder, words, (*SMALL, f"train.clip={1_000_000 + number}"), variables, forked=bool(through))
 
 
-def _data(lab: Lab, servers: "Servers") -> str:
-    """The small data set, in the store."""
-    place = f"s3://{servers.store.bucket}/faults/digits"
+def _data(servers: "Servers", name: str, endpoint: str = "") -> str:
+    """The small data set, in the store; through a proxy, as often as it takes."""
+    place = f"s3://{servers.store.bucket}/{name}/digits"
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in servers.store.environment().items():
-            patch.setenv(name, value)
+        for variable, value in servers.store.environment().items():
+            patch.setenv(variable, value)
+        if endpoint:
+            patch.setenv("AWS_ENDPOINT_URL_S3", endpoint)
         storage.s3._client.cache_clear()
-        ingest_digits(place, train=120, test=40, size=32)
+        for left in reversed(range(5)):
+            try:
+                ingest_digits(place, train=120, test=40, size=32)
+                break
+            except CscError:
+                if not left:
+                    raise
         storage.s3._client.cache_clear()
     return place

@@ -7,6 +7,7 @@ reads. From there on the command is what a person starts: a session of its own, 
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -39,6 +40,7 @@ class Forked:
         """The exit code, if the command has ended."""
         if self.returncode is None and (self._folder / "code").exists():
             self.returncode = int((self._folder / "code").read_text())
+            shutil.rmtree(self._folder)
         return self.returncode
 
     def wait(self, timeout: float = 60.0) -> int:
