@@ -78,7 +78,7 @@ class _Contract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if strange := next((text for text in _texts(content) if _CONTROL.search(text)), None):
                 raise BadData(f"{strange[:60]!r} has characters that a terminal obeys")
             return made
-        except msgspec.ValidationError as error:
+        except (msgspec.ValidationError, UnicodeEncodeError) as error:  # the second: half a surrogate pair
             remedy = f"; make it with the {cls.made_by} step" if cls.made_by else ""
             raise cls.refusal(f"{where}: {_explained(str(error))}{remedy}") from None
         except BadData as error:

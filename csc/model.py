@@ -170,7 +170,7 @@ def read_card(folder: Path) -> ModelCard:
         card = msgspec.convert(content, ModelCard)
     except BadData as error:
         raise BadModel(f"{error}; not a model of this project") from None
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:  # the second: half a surrogate pair
         raise BadModel(f"{path}: not a model of this project ({error})") from None
     problem = _contradiction(card)
     if problem:

@@ -111,7 +111,7 @@ def read_features(uri: str) -> FeatureCard:
         raise BadData(f"{card}: no such file; the embed step makes it (features.views=1)")
     try:
         return msgspec.convert(read_json(card), FeatureCard)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:  # the second: half a surrogate pair
         raise BadData(f"{card}: not a card of feature maps ({error}); {REMEDY}") from None
 
 

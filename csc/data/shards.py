@@ -36,7 +36,7 @@ def read_index(uri: str, remedy: str) -> list[IndexEntry]:
         raise
     except BadData as error:
         raise BadData(f"{error}; {remedy}") from None
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:  # the second: half a surrogate pair
         raise BadData(f"{file}: no rows, bytes and sha256 of each shard ({error}); {remedy}") from None
 
 
