@@ -67,7 +67,7 @@ def _run(arguments: Namespace) -> int:
                 sys.stdout.flush()
                 bar.advance(len(some))
     if heatmaps:
-        print(f"{len(heatmaps.written)} heat maps in {heatmaps.folder}", file=sys.stderr)
+        print(f"heat maps: {len(heatmaps.written)} in {heatmaps.folder}", file=sys.stderr)
     return 0
 
 

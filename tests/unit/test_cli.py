@@ -305,11 +305,11 @@ def test_the_ingest_step_tells_what_it_found(place: Path, capsys: pytest.Capture
         assert words in printed
 
 
-def printed(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> list[str]:
+def printed(arguments: list[str], capsys: pytest.CaptureFixture[str], errors: str = "") -> list[str]:
     """Run a command that must succeed; return its lines."""
     assert cli.main(arguments) == 0
     captured = capsys.readouterr()
-    assert captured.err == ""
+    assert captured.err == errors
     return captured.out.splitlines()
 
 

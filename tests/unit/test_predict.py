@@ -64,7 +64,7 @@ def test_json_is_an_object_per_image_and_csv_a_row(model: Path, folder: Path, ca
 def test_a_heat_map_is_written_for_each_predicted_class(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]):  # noqa: F811
     shutil.copy("a.jpg", folder / "a.jpg")  # of the same name as another
     arguments = ["predict", str(model), "a.jpg", "pictures/a.jpg", "--threshold", "0", "--heatmap", "heat", "--json"]
-    told = [json.loads(line) for line in printed(arguments, capsys)]
+    told = [json.loads(line) for line in printed(arguments, capsys, "heat maps: 4 in heat\n")]
     files = [entry["heatmap"] for image in told for entry in image["classes"]]
     assert len(set(files)) == 4
     assert {Path(file) for file in files} == {path.relative_to(Path.cwd()) for path in Path.cwd().glob("heat/*.png")}
@@ -79,7 +79,7 @@ def test_an_image_without_a_prediction_shows_where_its_likeliest_class_was_looke
     place: Path,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
 ):
-    printed(["predict", str(model), "a.jpg", "--threshold", "1", "--heatmap", "heat"], capsys)
+    printed(["predict", str(model), "a.jpg", "--threshold", "1", "--heatmap", "heat"], capsys, "heat maps: 1 in heat\n")
     assert len(list((place / "heat").iterdir())) == 1
 
 
