@@ -57,8 +57,11 @@ class Tracked:
         return sorted(item.step for item in self.client.get_metric_history(run.info.run_id, metric))
 
     def _curves(self, run: Any) -> list[str]:
-        """The metrics of a run, without the summary that every report writes again."""
-        return [key for key in sorted(run.data.metrics) if not key.startswith(("avg_", "last_"))]
+        """The metrics of a run, without the summary that every report writes again and the load of the machine.
+
+        Nobody sends that again after a server was away.
+        """
+        return [key for key in sorted(run.data.metrics) if not key.startswith(("avg_", "last_", "system/"))]
 
     def versions(self) -> list[int]:
         name = model_name(self.card.scenario, self.card.method)

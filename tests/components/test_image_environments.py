@@ -81,9 +81,10 @@ def test_all_steps_of_a_scenario_a_window_an_extension_and_a_study_run_with_the_
         assert not driver.failed, "\n".join(driver.failed.values())
     animals = ingest_coco(make_coco(tmp_path / "coco"), tmp_path / "animals", "animals")
     later, out = DIGITS.extended(len(animals.classes)), tmp_path / "extension.yaml"
-    compile_extension(later, 3, resolve("digits", {**ON_MAPS, "features": {"views": 0}}), "", out, on_cluster=True)
+    config = resolve("digits", {**ON_MAPS, "features": {"views": 0}})
+    compile_extension(later, 3, config, "", out, tests_old=True, on_cluster=True)
     driver = Driver(read_package(out), launch)
-    driver.run(data=animals.uri, model=f"models:/{DIGITS.name}-csc/2")
+    driver.run(data=animals.uri, model=f"models:/{DIGITS.name}-csc/2", test=data)
     assert not driver.failed, "\n".join(driver.failed.values())
     asked = Study("small", "Small", (Row("CSC", "csc", settings=ON_MAPS),), (DIGITS.name,), seeds=(0,))
     places = {"digits": DataSource(data, CLASSES)}
