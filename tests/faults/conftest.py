@@ -1,6 +1,7 @@
 """The lab of a try, and the table at the end of `make test-faults`."""
 
 import os
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,16 +13,16 @@ from tests.faults.lab import Lab
 
 
 @pytest.fixture(scope="session")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, dict[str, Any]]]:
+def shared() -> Iterator[tuple[Path, dict[str, dict[str, Any]]]]:
     """The folder of undisturbed runs, and what is known of them."""
-    return tmp_path_factory.mktemp("shared"), {}
+    with tempfile.TemporaryDirectory(prefix="csc-whole-") as folder:
+        yield Path(folder), {}
 
 
 @pytest.fixture
-def lab(
-    shared: tuple[Path, dict[str, dict[str, Any]]], tmp_path: Path, request: pytest.FixtureRequest
-) -> Iterator[Lab]:
-    made = Lab(tmp_path / "try", *shared, lambda: request.getfixturevalue("servers"))
+def lab(shared: tuple[Path, dict[str, dict[str, Any]]], request: pytest.FixtureRequest) -> Iterator[Lab]:
+    """Its folder has a short path: sockets of processes lie in it, and their addresses have 108 bytes at most."""
+    made = Lab(Path(tempfile.mkdtemp(prefix="csc-try-")), *shared, lambda: request.getfixturevalue("servers"))
     yield made
     rows = [(row, number < made.safe) for number, row in enumerate(made.rows)]
     request.node.user_properties.append(("faults", rows))
@@ -37,7 +38,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
             tries.update(row for row, _ in rows)
             lost.update(row for row, survived in rows if not survived)
     for nodeid in sorted(failed):
-        fault, _, seed = nodeid.partition("[")[2].removesuffix("]").rpartition("-")
+        fault, _, seed = nodeid.partition("[")[2].partition("]")[0].rpartition("-")  # xdist adds its group
         repeat.append(f"make test-faults FAULT={fault} SEED={seed}")
     if os.environ.get("FAULTS") != "all":
         return
