@@ -81,9 +81,6 @@ class StepCache(LocalCache):  # type: ignore[misc]
 
     def put(self, key: str, outputs: dict[str, Any]) -> None:
         """Remember the outputs of a step that has just run, and all digests."""
-        for output in outputs.values():
-            if isinstance(output, dsl.ClassificationMetrics):  # has metadata and no file, which kfp would miss
-                Path(output.path).touch()
         super().put(key, outputs)
         digests = {name: digest_of(Path(artifact.path)) for name, artifact in _artifacts(outputs)}
         self._digests |= {artifact.uri: digests[name] for name, artifact in _artifacts(outputs)}

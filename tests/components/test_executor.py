@@ -204,11 +204,11 @@ def check_left(step: Step, pods: Pods) -> None:
         assert is_of_type(values[name], spec["parameterType"]), (step.path, name)
     for name, spec in declared.get("artifacts", {}).items():
         (artifact,) = output["artifacts"][name]["artifacts"]
-        if spec["artifactType"]["schemaTitle"] == "system.ClassificationMetrics":  # points of a curve, and no file
+        assert pods.path(artifact["uri"]).exists(), (step.path, name)
+        if spec["artifactType"]["schemaTitle"] == "system.ClassificationMetrics":  # points of a curve
             (points,) = artifact["metadata"].values()
             assert all(math.isfinite(value) for point in points for value in point.values()), (step.path, name)
             continue
-        assert pods.path(artifact["uri"]).exists(), (step.path, name)
         for key, value in artifact["metadata"].items():
             assert type(value) is str or (type(value) in (int, float) and math.isfinite(value)), (step.path, name, key)
 

@@ -40,8 +40,7 @@ class Pipeline:
         path = self.folder / str(self.tries) / "model"
         (path / "deep").mkdir(parents=True)
         (path / "deep" / "weights").write_text("weights")
-        curve = dsl.ClassificationMetrics(name="roc", uri=str(path.with_name("roc")))  # has no file
-        return {"model": dsl.Model(name="model", uri=str(path)), "roc": curve}
+        return {"model": dsl.Model(name="model", uri=str(path))}
 
 
 @pytest.fixture
