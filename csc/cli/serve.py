@@ -55,7 +55,7 @@ def listening(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family)
     except (OSError, OverflowError) as error:
         reason = str(getattr(error, "strerror", None) or error).partition(" (")[0]
-        raise BadConfig(f"cannot listen on {host}, port {port} ({reason}); give another --host or --port") from None
+        raise BadConfig(f"cannot listen on {host}, port {port} ({reason}); choose another address or port") from None
 
 
 def _load(model: str, workdir: str) -> "Predictor":

@@ -41,6 +41,18 @@ class Bursts:
             return True
 
 
+def body_of(request: http.server.BaseHTTPRequestHandler) -> bytes:
+    """Read the body of a request, whole or in chunks."""
+    if request.headers.get("Transfer-Encoding") != "chunked":
+        return request.rfile.read(int(request.headers.get("Content-Length", 0)))
+    chunks = []
+    while size := int(request.rfile.readline(), 16):
+        chunks.append(request.rfile.read(size))
+        request.rfile.readline()
+    request.rfile.readline()
+    return b"".join(chunks)
+
+
 class Handler(http.server.BaseHTTPRequestHandler):
     """Passes a request on, unless it is one of a burst."""
 
@@ -49,20 +61,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
     bursts: Bursts
     protocol_version = "HTTP/1.1"
 
-    def _body(self) -> bytes:
-        if self.headers.get("Transfer-Encoding") != "chunked":
-            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        chunks = []
-        while size := int(self.rfile.readline(), 16):
-            chunks.append(self.rfile.read(size))
-            self.rfile.readline()
-        self.rfile.readline()
-        return b"".join(chunks)
-
     def _pass_on(self) -> None:
         if self.bursts.hit():
             return getattr(self, f"_{self.mode}")()
-        return self._answer(self._forward(self._body()))
+        return self._answer(self._forward(body_of(self)))
 
     def _answer(self, answer: Any, part: float = 1.0) -> None:
         """Hand on an answer, or the beginning of one."""
@@ -98,13 +100,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def _hangs(self) -> None:
         """Take the request and never answer."""
-        self._body()
+        body_of(self)
         time.sleep(HANG_SECONDS)
         self.close_connection = True
 
     def _cuts(self) -> None:
         """Hand on the first half of an upload, or of a download, then close both connections."""
-        body = self._body()
+        body = body_of(self)
         if body:
             with contextlib.suppress(OSError):
                 self._forward(body, len(body) // 2)
@@ -114,12 +116,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def _loses(self) -> None:
         """Have the request done, and tell nobody."""
-        self._forward(self._body()).read()
+        self._forward(body_of(self)).read()
         self.close_connection = True
 
     def _fails(self) -> None:
         """Answer that there is too much to do."""
-        self._body()
+        body_of(self)
         self.send_response(503)
         self.send_header("Content-Length", "0")
         self.end_headers()

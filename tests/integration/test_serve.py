@@ -109,7 +109,7 @@ def test_csc_serve_says_in_one_line_why_it_cannot(undisturbed, tmp_path):
         taken = other.getsockname()[1]
         done = inside("serve", MODEL, "--port", taken, "--workdir", workdir)
     assert (done.returncode, done.stdout) == (2, "")
-    wanted = f"port {taken} (Address already in use); give another --host or --port\n"
+    wanted = f"port {taken} (Address already in use); choose another address or port\n"
     assert done.stderr == f"csc: cannot listen on 127.0.0.1, {wanted}"
     for model, reason in (
         ("models:/nothing@final", "name=nothing not found"),

@@ -21,6 +21,7 @@ from csc.data.ingest.digits import ingest_digits
 from csc.data.shards import ImageShards
 from csc.errors import TrackingError
 from csc.model import read_card
+from tests.faults.proxy import body_of
 from tests.integration.conftest import command, environment, last_results
 from tests.tracked import Plugin, Tracked
 from tests.trained import Trained, trained
@@ -243,18 +244,8 @@ class Lossy(http.server.BaseHTTPRequestHandler):
     lost: set[tuple[str, bytes]]
     protocol_version = "HTTP/1.1"
 
-    def _body(self) -> bytes:
-        if self.headers.get("Transfer-Encoding") != "chunked":
-            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        chunks = []
-        while size := int(self.rfile.readline(), 16):
-            chunks.append(self.rfile.read(size))
-            self.rfile.readline()
-        self.rfile.readline()
-        return b"".join(chunks)
-
     def _pass_on(self) -> None:
-        body = self._body()
+        body = body_of(self)
         headers = {name: value for name, value in self.headers.items() if name != "Transfer-Encoding"}
         server = http.client.HTTPConnection("127.0.0.1", self.port)
         server.request(self.command, self.path, body, headers)
