@@ -20,6 +20,7 @@ BENCHES = {
     "ingest": "a COCO-2014-sized annotation file against json.load; task views; peak memory",
     "steps": "all steps but training of 80 classes in 16 tasks, 122,920 labelled images: time, peak of memory",
     "registry": "200 runs that log to one MLflow server; a registry with 5,000 versions",
+    "sharing": "two studies side by side against one after the other; threads that spin against those that do not",
     "pipeline": "what a task costs beyond computing, by step",
     "scale": "CI-GCN from 20 to 10,000 classes",
 }

@@ -21,12 +21,13 @@ import pyarrow.parquet as pq
 
 from benchmarks import Result
 from csc import metrics
-from csc.artifacts import Metrics, Origin, RegisteredTask, Scores, Training
+from csc.artifacts import Metrics, Origin, RegisteredTask, Training
 from csc.config import resolve
 from csc.data.dataset import Dataset, card_digest
 from csc.data.ingest.coco import COCO_CLASSES
 from csc.data.ingest.images import Listed
 from csc.data.ingest.writer import label_table
+from csc.data.scores import Scores
 from csc.data.views import read_view
 from csc.model import ModelCard
 from csc.scenario import Scenario, Task

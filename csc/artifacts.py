@@ -10,29 +10,22 @@
     Evidence         evidence.parquet              evaluate               report
     RegisteredTask   registered.json               register, prior        train, evaluate, register, report
 
-Task views (`csc.data.views`), evidence (`csc.data.evidence`) and the model folder (`csc.model`) have modules of their
-own. What does not follow its contract is refused in one line that names the file and the key.
+Tables have modules of their own (`csc.data.views`, `csc.data.scores`, `csc.data.evidence`), and so has the model folder
+(`csc.model`). What does not follow its contract is refused in one line that names the file and the key.
 """
 
 import json
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import msgspec
 
 from csc.errors import BadData, BadModel, BadScenario, CscError
 from csc.scenario import Task
-from csc.storage import atomic_file, read_json, writable, write_json
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from csc.data.views import View
+from csc.storage import read_json, write_json
 
 __all__ = [
     "DatasetFacts",
@@ -41,7 +34,6 @@ __all__ = [
     "Registered",
     "RegisteredTask",
     "Run",
-    "Scores",
     "Split",
     "TaskResult",
     "Training",
@@ -304,54 +296,3 @@ class RegisteredTask(_Contract, frozen=True):
 
     model: Registered
     run: Run
-
-
-_SCORE, _TARGET = "score:", "target:"  # before the name of a class, so that no name can be that of another column
-_ROW_GROUP = 4096  # images
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Confidences and targets of all test images, one column of each per class: every number can be recomputed."""
-
-    confidences: "NDArray[np.float32]"  # (images, classes), between 0 and 1
-    targets: "NDArray[np.bool_]"  # of the same shape
-    classes: tuple[str, ...]
-
-    @classmethod
-    def read(cls, path: str | Path) -> "Scores":
-        """Read what `write` wrote."""
-        import numpy as np
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        from csc.data.columns import to_numpy
-
-        try:
-            table = pq.ParquetFile(path).read()
-            classes = tuple(name.removeprefix(_SCORE) for name in table.column_names if name.startswith(_SCORE))
-            kinds = [[to_numpy(table[kind + name]) for name in classes] for kind in (_SCORE, _TARGET)]
-            confidences, targets = (np.stack(columns, axis=1) for columns in kinds)
-            if any(column.null_count for column in table.columns) or targets.dtype != bool:
-                raise ValueError("a value is missing, or a target is not true or false")
-            if not ((confidences >= 0) & (confidences <= 1)).all():
-                raise ValueError("a confidence is not between 0 and 1")
-        except (OSError, TypeError, ValueError, KeyError, pa.ArrowException) as error:
-            raise BadData(f"{path}: not scores ({error}); make them with the evaluate step") from None
-        return cls(confidences, targets, classes)
-
-    @staticmethod
-    def write(view: "View", batches: "Iterable[NDArray[np.float32]]", path: str | Path) -> None:
-        """Write the confidences of a view's images, in its order, with the targets that the view shows."""
-        import numpy as np
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        from csc.data.columns import from_numpy
-
-        kinds = {_SCORE: np.concatenate(list(batches)), _TARGET: view.targets()}
-        names = [kind + name for kind in kinds for name in view.classes]
-        columns = [from_numpy(column) for values in kinds.values() for column in values.T]
-        table = pa.Table.from_arrays([view.table["image_id"], *columns], names=["image_id", *names])
-        with writable(Path(path)), atomic_file(Path(path)) as aside:
-            pq.write_table(table, aside, row_group_size=_ROW_GROUP)

@@ -95,8 +95,8 @@ class ModelCard:
     @property
     def thresholds(self) -> dict[str, float]:
         """Above which confidence each class counts as present; the setting for classes that have none of their own."""
-        own = self.calibration.get("thresholds", {})
-        return {name: float(own.get(name, self.settings().threshold)) for name in self.classes}
+        own, default = self.calibration.get("thresholds", {}), self.settings().threshold
+        return {name: float(own.get(name, default)) for name in self.classes}
 
     def facts(self) -> dict[str, str | int]:
         """What the model is, in few words; a cluster stores them with every step that uses it."""

@@ -16,7 +16,8 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from csc.data.dataset import Dataset, card_digest
-from csc.data.ingest.voc import VOC_CLASSES
+from csc.data.ingest.voc import VOC_CLASSES, ingest_voc
+from csc.data.ingest.writer import DEFAULTS, WriteOptions
 
 VOC_TRAIN = tuple(f"{number:06d}" for number in range(1, 7))
 VOC_TEST = tuple(f"{number:06d}" for number in range(7, 11))
@@ -29,6 +30,11 @@ def picture(seed: int, width: int = 48, height: int = 36, kind: str = "JPEG") ->
     encoded = io.BytesIO()
     Image.frombytes("RGB", (width, height), pixels).save(encoded, kind)
     return encoded.getvalue()
+
+
+def ingest_voc2007(source: str | Path, out: str | Path, options: WriteOptions = DEFAULTS) -> Dataset:
+    """Ingest it as `csc ingest voc2007` does."""
+    return ingest_voc(source, out, "voc", "2007", options)
 
 
 def make_voc(folder: Path, difficult: Mapping[str, Iterable[str]] | None = None) -> Path:

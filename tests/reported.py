@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from csc.artifacts import Metrics, Run, Scores, TaskResult, Training
+from csc.artifacts import Metrics, Run, TaskResult, Training
 from csc.config import resolve
 from csc.data.dataset import Dataset
 from csc.data.evidence import Evidence, read_evidence
 from csc.data.ingest.digits import ingest_digits
+from csc.data.scores import Scores
 from csc.data.views import test_view as view_of_test
 from csc.data.views import write_view
 from csc.model import ModelCard, save_network

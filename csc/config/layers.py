@@ -9,7 +9,7 @@ written for all methods.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -77,7 +77,7 @@ def differences(dataset: str, config: Config) -> str:
     '{"method": "lwf", "seed": 1}'
     """
     values = _readable(_values(dataset, config.method), type(config))
-    default = dict(_defaults(type(config))) | dict(flatten(values))
+    default = {**_defaults(type(config)), **dict(flatten(values))}
     always = ("method", "seed", *method_class(config.method).facts)
     changed = {key: value for key, value in config.flat().items() if key in always or value != default[key]}
     return json.dumps(nested(changed), sort_keys=True)
@@ -175,21 +175,24 @@ def settings_type(method: str, head: str) -> type[Config]:
     return cast("type[Config]", form)
 
 
-def _defaults(form: type[Settings], path: str = "") -> Iterator[tuple[str, Any]]:
+@cache
+def _defaults(form: type[Settings]) -> Mapping[str, Any]:
     """The default of every setting of a type, by its dotted key."""
+    found: dict[str, Any] = {}
     for item in msgspec.structs.fields(form):
         if isinstance(item.type, type) and issubclass(item.type, Settings):
-            yield from _defaults(item.type, f"{path}{item.name}.")
+            found |= {f"{item.name}.{key}": value for key, value in _defaults(item.type).items()}
         else:
-            yield path + item.name, item.default
+            found[item.name] = item.default
+    return found
 
 
 def _check_read(wanted: Mapping[str, Any], form: type[Config], method: str) -> None:
     """Refuse settings that exist, but that this method with this head does not read."""
     for key, _ in flatten(wanted):
-        if key not in dict(_defaults(form)):
+        if key not in _defaults(form):
             forms = {name: [settings_type(name, head) for head in method_class(name).heads] for name in methods()}
-            readers = [name for name, heads in forms.items() if any(key in dict(_defaults(other)) for other in heads)]
+            readers = [name for name, heads in forms.items() if any(key in _defaults(other) for other in heads)]
             if method in readers:
                 raise BadConfig(f"{key}: read only with another head than the present one; set head too")
             if readers:
@@ -209,8 +212,7 @@ def _check_facts(wanted: Mapping[str, Any], dataset: str, method: str) -> None:
 
 def _readable(values: Mapping[str, Any], form: type[Config]) -> dict[str, Any]:
     """What of presets and values a run reads; they are written for all methods and heads."""
-    known = dict(_defaults(form))
-    return nested({key: value for key, value in flatten(values) if key in known})
+    return nested({key: value for key, value in flatten(values) if key in _defaults(form)})
 
 
 def _renamed(wanted: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from csc.errors import BadData
-from csc.storage import atomic_file
+from csc.storage import atomic_file, regular
 
 __all__ = ["KINDS", "SIGHTS", "THRESHOLDS", "Evidence", "Reliability", "Sight", "TaskFacts", "read_evidence"]
 
@@ -129,13 +129,15 @@ class Evidence:
             {_METADATA_KEY: msgspec.json.encode(self.facts)}
         )
         with atomic_file(Path(path)) as aside:  # an image that several classes show is stored once, in the dictionary
-            pq.write_table(table, aside, compression="zstd", dictionary_pagesize_limit=16 << 20)
+            pq.write_table(
+                table, aside, compression="zstd", dictionary_pagesize_limit=16 << 20, write_page_checksum=True
+            )
 
 
 def read_evidence(path: str | Path) -> Evidence:
     """Read what `Evidence.write` wrote."""
     try:
-        table = pq.ParquetFile(path).read()
+        table = pq.ParquetFile(regular(path), page_checksum_verification=True).read()
         facts = msgspec.json.decode(table.schema.metadata[_METADATA_KEY], type=TaskFacts)
         if not table.schema.equals(SIGHTS):
             raise ValueError(f"columns {', '.join(table.column_names)}")

@@ -5,8 +5,9 @@ import time
 from pathlib import Path
 
 from csc import metrics
-from csc.artifacts import Metrics, RegisteredTask, Scores
+from csc.artifacts import Metrics, RegisteredTask
 from csc.data.features import read_features
+from csc.data.scores import Scores
 from csc.data.views import read_view
 from csc.errors import BadModel
 from csc.model import load_network, read_card

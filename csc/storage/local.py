@@ -19,6 +19,7 @@ __all__ = [
     "atomic_folder",
     "parent_of",
     "read_regular",
+    "regular",
     "sha256_file",
     "too_long",
     "writable",
@@ -103,13 +104,19 @@ def write_json(target: Path, content: Any) -> None:
         path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
-def read_regular(path: Path, limit: int | None = None) -> bytes:
-    """Read a whole file; a pipe or a device, which may have no end, is an OSError, and so is one above the limit."""
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):
+def regular(path: str | Path) -> Path:
+    """Return the path of a file; a pipe or a device is an OSError, for whoever opens it may wait for ever."""
+    path = Path(path)
+    if not stat.S_ISREG(path.stat().st_mode):
         raise OSError("not a regular file")
-    if limit is not None and found.st_size > limit:
-        raise too_long(found.st_size, limit)
+    return path
+
+
+def read_regular(path: Path, limit: int | None = None) -> bytes:
+    """Read a whole file; a pipe or a device is an OSError, and so is a file above the limit."""
+    size = regular(path).stat().st_size
+    if limit is not None and size > limit:
+        raise too_long(size, limit)
     return path.read_bytes()
 
 
@@ -120,5 +127,5 @@ def too_long(size: int, limit: int) -> OSError:
 
 def sha256_file(path: Path) -> str:
     """Return the SHA-256 of a file's bytes, in hex."""
-    with path.open("rb") as file:
+    with regular(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from csc.artifacts import Scores
+from csc.data.scores import Scores
 from csc.study.cells import Result
 from csc.study.intervals import Draws, Interval, difference, resampled_map
 from csc.study.outcome import Entry, Outcome, shown
@@ -55,11 +55,11 @@ def _claims(outcome: Outcome) -> Iterator[Claim]:
     study, column = outcome.study, outcome.study.columns[0]
     for scenario in study.scenarios:
         entries = {entry.row.name: entry for entry in outcome.table(scenario) if entry.number(column)}
-        for chain in study.order:
-            ranked = [(name, entries[row]) for name in chain if (row := study.ranked(name).name) in entries]
-            for (higher, first), (lower, second) in pairwise(ranked):
-                if interval := _interval(first, second, column):
-                    yield Claim(scenario, higher, lower, interval, _paper(first, second, column))
+        ranked = [[name for name in chain if study.ranked(name).name in entries] for chain in study.order]
+        for higher, lower in dict.fromkeys(pair for chain in ranked for pair in pairwise(chain)):
+            first, second = (entries[study.ranked(name).name] for name in (higher, lower))
+            if interval := _interval(first, second, column):
+                yield Claim(scenario, higher, lower, interval, _paper(first, second, column))
 
 
 def _interval(first: Entry, second: Entry, column: str) -> Interval | None:

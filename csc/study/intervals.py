@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from csc.artifacts import Scores
+from csc.data.scores import Scores
 
 __all__ = ["Interval", "difference", "resampled_map"]
 

@@ -39,6 +39,7 @@ __all__ = [
 ]
 
 RECORD = "registered.json"
+_MODEL = "data/model"  # the folder of the model in its package
 FINGERPRINT, KEPT_BACK = "csc.fingerprint", "csc.kept_back"  # tags of versions
 
 
@@ -51,7 +52,7 @@ def local_model(registered: Registered) -> Path | None:
 def _on_this_machine(location: str) -> Path | None:
     """The model folder in a package of MLflow whose files are on this machine."""
     parts = urlsplit(location)
-    folder = Path(unquote(parts.path)) / "data" / "model"
+    folder = Path(unquote(parts.path)) / _MODEL
     return folder if parts.scheme in ("", "file") and (folder / "model.json").is_file() else None
 
 
@@ -77,10 +78,12 @@ def fetch_model(uri: str, folder: Path | None = None) -> Path:
         import mlflow
 
         source, expected = _recorded(client, uri)
+        # Of a model of ours no more than the model: its package has many files, and each is a request that may fail.
+        source += f"/{_MODEL}" if expected else ""
         local = Path(mlflow.artifacts.download_artifacts(source, dst_path=str(folder) if folder else None))
-    model = local / "data" / "model"
-    if not (model / "model.json").is_file():
-        raise BadModel(f"{uri}: not a model of this project (no data/model/model.json in it)")
+    model = local if expected else local / _MODEL
+    if not expected and not (model / "model.json").is_file():
+        raise BadModel(f"{uri}: not a model of this project (no {_MODEL}/model.json in it)")
     digest = _digest(model)
     if expected and digest != expected:
         raise BadModel(
@@ -91,7 +94,7 @@ def fetch_model(uri: str, folder: Path | None = None) -> Path:
 
 
 def _recorded(client: "MlflowClient", uri: str) -> tuple[str, str]:
-    """Where the files of a model or version are, and the fingerprint that `register` recorded of them.
+    """Where the package of a model or version is, and the fingerprint that `register` recorded of the model in it.
 
     A version of a logged model is fetched as that, also if somebody else made the version: for a version MLflow would
     read all versions of its name.
@@ -100,7 +103,8 @@ def _recorded(client: "MlflowClient", uri: str) -> tuple[str, str]:
 
     named = get_model_name_and_version(client, uri)
     if len(named) == 1:  # the id of a logged model
-        return uri, str(client.get_logged_model(*named).tags.get(FINGERPRINT, ""))
+        model = client.get_logged_model(*named)
+        return model.artifact_location, str(model.tags.get(FINGERPRINT, ""))
     version = client.get_model_version(*named)
     if str(version.source).startswith("models:/"):
         source, fingerprint = _recorded(client, version.source)

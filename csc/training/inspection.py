@@ -15,10 +15,11 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.functional import adaptive_max_pool2d
 
-from csc.artifacts import Scores, Training
+from csc.artifacts import Training
 from csc.config import differences
 from csc.data.evidence import THRESHOLDS, Evidence, Reliability, Sight, TaskFacts
 from csc.data.features import read_features
+from csc.data.scores import Scores
 from csc.data.shards import FORMATS, ImageShards
 from csc.data.views import View
 from csc.distributed.group import single_process

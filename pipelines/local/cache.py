@@ -19,6 +19,7 @@ from kfp.local.cache import LocalCache
 
 from csc.errors import CscError
 from csc.storage import read_json, sha256_file, write_json
+from csc.version import code_version
 
 __all__ = ["StepCache", "cache_folder", "cached_by"]
 
@@ -54,9 +55,13 @@ class StepCache(LocalCache):  # type: ignore[misc]
         self._digests: dict[str, str] = {}  # of outputs that this run has made or compared, by path
 
     def compute_key(self, component_name: str, *arguments: Any, **options: Any) -> str:
-        """Note which step is asked for; the key has the digests of its inputs instead of their paths."""
+        """Note which step is asked for; the key has the code version, and the digests of inputs instead of paths.
+
+        Other code would make something else of inputs that are the same.
+        """
         self._step = component_name.removeprefix("comp-")
-        options["arguments"] = {name: self._content(value) for name, value in options["arguments"].items()}
+        contents = {name: self._content(value) for name, value in options["arguments"].items()}
+        options["arguments"] = {**contents, "code version": code_version()}
         return str(super().compute_key(component_name, *arguments, **options))
 
     def get(self, key: str) -> dict[str, Any] | None:

@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import multiprocessing
+import os
 import shutil
 import sys
 import tempfile
@@ -14,7 +15,9 @@ from typing import TextIO
 from csc.errors import BadData, CscError
 from csc.steps.finish import close
 
-__all__ = ["closed_if_cut_short", "is_going_on", "locked", "make_writable"]
+__all__ = ["LONGEST_TEMPORARY", "closed_if_cut_short", "is_going_on", "locked", "make_writable"]
+
+LONGEST_TEMPORARY = 58  # bytes of TMPDIR: the sockets of a step's processes are three names below, and have 107 at most
 
 
 def make_writable(workdir: Path) -> None:
@@ -38,6 +41,10 @@ def locked(workdir: Path, name: str, run: Mapping[str, str]) -> Iterator[Path]:
         run: its `scenario`, `data` and `config`, and `extended` if it extends a model.
     """
     make_writable(workdir)
+    if len(os.fsencode(root := tempfile.gettempdir())) > LONGEST_TEMPORARY:
+        raise BadData(
+            f"TMPDIR={root}: too long for the sockets of a run; name one of at most {LONGEST_TEMPORARY} bytes"
+        )
     with (workdir / "runs" / f"{name}.lock").open("a+", encoding="utf-8") as lock:
         if not _taken(lock):
             raise BadData(f"{workdir}: the same run is going on there; wait for it or choose another --workdir")

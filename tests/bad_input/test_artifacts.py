@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from csc.artifacts import Metrics, RegisteredTask, Scores, Split, Training
+from csc.artifacts import Metrics, RegisteredTask, Split, Training
+from csc.data.scores import Scores
 from csc.data.views import read_view
 from csc.errors import CscError
 from csc.model import load_network, load_tensors, read_card

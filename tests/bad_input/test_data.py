@@ -15,14 +15,13 @@ from csc.data.ingest.class_folders import ingest_folder
 from csc.data.ingest.classes import read_class_order
 from csc.data.ingest.coco import ingest_coco
 from csc.data.ingest.csv_table import ingest_csv
-from csc.data.ingest.voc import ingest_voc2007
 from csc.data.ingest.writer import WriteOptions
 from csc.data.shards import ImageShards
 from csc.data.views import read_view, train_view, write_view
 from csc.errors import CscError
 from csc.scenario import Scenario
 from tests.bad_input.recipes import VERBS, check_line, follow, parameters, recipes
-from tests.builders import make_coco, make_voc, picture, zipped
+from tests.builders import ingest_voc2007, make_coco, make_voc, picture, zipped
 
 RECIPES = recipes("data")
 

@@ -84,7 +84,8 @@ class Place:
     def disturb(self, moment: Moment, rng: Random, act: "Callable[[Running], None]") -> "Running":
         """Run the command and do something to it at a moment; return when it has ended, whatever the outcome."""
         with self.start() as running:
-            if running.wait_for(moment):
+            running.came = running.wait_for(moment)
+            if running.came:
                 time.sleep(rng.uniform(0, moment.within))
                 running.step = running.at_work
                 if not moment.file:  # which may be there for milliseconds
@@ -102,6 +103,7 @@ class Running:
         self.process, self.work = process, work
         self.lines: list[str] = []
         self.step = ""  # at the moment of the act
+        self.came = False  # whether the moment did
         self.sent = False  # whether a signal was
         self.family: list[int] = []  # all processes that the command has started, as last seen, youngest first
         self._reader = threading.Thread(target=self._read, daemon=True)

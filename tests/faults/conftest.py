@@ -36,9 +36,13 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     for report in reports:
         for rows in (rows for key, rows in getattr(report, "user_properties", ()) if key == "faults"):
             tries.update(row for row, _ in rows)
-            lost.update(row for row, survived in rows if not survived)
+            found = [row for row, survived in rows if not survived]
+            if not found and report.nodeid in failed:  # it ended before its row was told
+                found = [_fault(report.nodeid)[0]]
+                tries.update(found)
+            lost.update(found)
     for nodeid in sorted(failed):
-        fault, _, seed = nodeid.partition("[")[2].partition("]")[0].rpartition("-")  # xdist adds its group
+        fault, seed = _fault(nodeid)
         repeat.append(f"make test-faults FAULT={fault} SEED={seed}")
     if os.environ.get("FAULTS") != "all":
         return
@@ -47,5 +51,13 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     for row in sorted(tries):
         terminalreporter.write_line(f"{row:<40} {tries[row]:>6} {tries[row] - lost[row]:>9} {lost[row]:>5}")
     terminalreporter.write_line(f"{'all':<40} {tries.total():>6} {tries.total() - lost.total():>9} {lost.total():>5}")
+    for report in terminalreporter.stats.get("skipped", ()):
+        terminalreporter.write_line(f"not tried: {_fault(report.nodeid)[0]} ({report.longrepr[2]})")
     for line in repeat:
         terminalreporter.write_line(f"repeat a lost one: {line}")
+
+
+def _fault(nodeid: str) -> tuple[str, str]:
+    """The name of a fault and its seed."""
+    fault, _, seed = nodeid.partition("[")[2].partition("]")[0].rpartition("-")  # xdist adds its group
+    return fault, seed

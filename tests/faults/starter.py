@@ -23,13 +23,15 @@ from typing import IO
 class Forked:
     """A command that was started here, with what we use of `subprocess.Popen`."""
 
-    def __init__(self, words: list[str], variables: Mapping[str, str]) -> None:
+    def __init__(self, words: list[str], variables: Mapping[str, str], errors: str = "", place: str = "") -> None:
+        """Start it, with its errors in the output or in a file of their own, and in our present folder or another."""
         starter, self.server = _starter()
         self._folder = Path(tempfile.mkdtemp(prefix="csc-forked-"))
         os.mkfifo(self._folder / "output")
         assert starter.stdin is not None
         assert starter.stdout is not None
-        request = {"words": words[3:], "variables": dict(variables), "folder": str(self._folder)}  # python -m csc …
+        words, folder = words[3:], str(self._folder)  # without python -m csc
+        request = {"words": words, "variables": dict(variables), "folder": folder, "errors": errors, "place": place}
         starter.stdin.write(f"{json.dumps(request)}\n")
         starter.stdin.flush()
         self.pid = int(starter.stdout.readline())
@@ -51,6 +53,19 @@ class Forked:
                 raise subprocess.TimeoutExpired("csc", timeout)
             time.sleep(0.01)
         return code
+
+
+def finished(
+    words: list[str], variables: Mapping[str, str], place: str = "", seconds: float = 600.0
+) -> "subprocess.CompletedProcess[str]":
+    """Run a command to its end, as `subprocess.run` does."""
+    with tempfile.TemporaryDirectory() as folder:
+        errors = Path(folder, "errors")
+        started = Forked(words, variables, str(errors), place)
+        with started.stdout:
+            printed = started.stdout.read()
+        code = started.wait(seconds)
+        return subprocess.CompletedProcess(words, code, printed, errors.read_text(errors="replace"))
 
 
 @cache
@@ -78,18 +93,19 @@ def main() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         if os.fork() == 0:
-            _keep(request["words"], request["variables"], Path(request["folder"]))
+            _keep(**request)
 
 
-def _keep(words: list[str], variables: dict[str, str], folder: Path) -> None:
+def _keep(words: list[str], variables: dict[str, str], folder: str, errors: str, place: str) -> None:
     """Fork a command, say which process it is, wait for it and write down its exit code."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     pid = os.fork()
     if pid == 0:
         os.setsid()
-        for number, file in enumerate((os.open(os.devnull, os.O_RDONLY), os.open(folder / "output", os.O_WRONLY))):
+        for number, file in enumerate((os.open(os.devnull, os.O_RDONLY), os.open(f"{folder}/output", os.O_WRONLY))):
             os.dup2(file, number)
-        os.dup2(1, 2)
+        os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT) if errors else 1, 2)
+        os.chdir(place or ".")
         os.environ.clear()
         os.environ.update(variables)
         tempfile.tempdir = None  # to be chosen by our TMPDIR
@@ -98,8 +114,8 @@ def _keep(words: list[str], variables: dict[str, str], folder: Path) -> None:
         sys.exit(main(words))
     print(pid, flush=True)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    (folder / "new").write_text(str(code))
-    (folder / "new").rename(folder / "code")
+    Path(folder, "new").write_text(str(code))
+    Path(folder, "new").rename(f"{folder}/code")
     os._exit(0)
 
 

@@ -32,7 +32,7 @@ FAULTS = {
     "kill-run": Fault(kills.kill_run, 7, always=("checkpoint", "evaluate", "register")),
     "kill-ingest": Fault(kills.kill_ingest, 3),
     "kill-study": Fault(kills.kill_study, 2),
-    "terminate": Fault(kills.terminate_run, 4),
+    "terminate": Fault(kills.terminate_run, 6),
     "disk-full": Fault(damage.fill_disk, 1),
     "bits": Fault(damage.flip_bits, 1),
     "bits-checkpoint": Fault(damage.flip_checkpoint, 1),

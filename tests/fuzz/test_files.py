@@ -9,8 +9,9 @@ from unittest import mock
 
 import pytest
 
-from csc.artifacts import Metrics, Origin, RegisteredTask, Scores, Split, Training
+from csc.artifacts import Metrics, Origin, RegisteredTask, Split, Training
 from csc.config import resolve
+from csc.data.scores import Scores
 from csc.model import load_tensors, read_card
 from csc.pipelines.cluster.endpoint import Endpoint
 from csc.pipelines.cluster.steps import view_of

@@ -56,6 +56,12 @@ def test_steps_whose_outputs_are_as_they_were_written_are_reused(pipeline: Pipel
     assert (pipeline.ran, pipeline.reused, pipeline.damaged) == ([], ["build", "train"], [])
 
 
+def test_other_code_reuses_nothing(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("csc.pipelines.local.cache.code_version", lambda: "0.1.0+other")
+    pipeline.run()  # though the view is the same to the byte
+    assert (pipeline.ran, pipeline.reused) == (["build", "train"], [])
+
+
 def test_only_the_step_whose_output_is_damaged_runs_again_if_it_makes_the_same(pipeline: Pipeline, tmp_path: Path):
     (tmp_path / "1" / "view").write_text("rowz")
     pipeline.run()

@@ -10,8 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from csc.artifacts import DatasetFacts, Metrics, Origin, Registered, RegisteredTask, Scores, Split, Training
+from csc.artifacts import DatasetFacts, Metrics, Origin, Registered, RegisteredTask, Split, Training
 from csc.data.columns import from_numpy, strings
+from csc.data.scores import Scores
 from csc.data.views import View
 from csc.errors import BadData, CscError
 from tests.trained import metrics, record
@@ -106,6 +107,23 @@ def test_scores_of_classes_of_any_name_are_read_back(tmp_path: Path):
     assert found.classes == NAMES
     np.testing.assert_array_equal(found.confidences, confidences)
     np.testing.assert_array_equal(found.targets, view.targets())
+
+
+def test_any_flipped_bit_of_scores_is_noticed_or_makes_no_difference(tmp_path: Path):
+    view, path = view_of([[0], [1], [0, 1]], ("cat", "dog")), tmp_path / "scores.parquet"
+    confidences = np.random.default_rng(0).random((3, 2), np.float32)
+    Scores.write(view, [confidences], path)
+    whole, noticed = path.read_bytes(), 0
+    for place in range(0, len(whole), 3):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        try:
+            found = Scores.read(path)
+        except BadData:
+            noticed += 1
+            continue
+        np.testing.assert_array_equal(found.confidences, confidences)
+        np.testing.assert_array_equal(found.targets, view.targets())
+    assert noticed > len(whole) / 10
 
 
 def test_a_table_of_something_else_is_not_taken_for_scores(tmp_path: Path):

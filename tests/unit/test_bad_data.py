@@ -8,9 +8,18 @@ from typing import Any
 import pytest
 
 from csc.data.ingest.coco import COCO_CLASSES, ingest_coco, ingest_coco2014
-from csc.data.ingest.voc import ingest_voc2007
 from csc.errors import BadData
-from tests.builders import add_annotation, contents, edit_json, make_coco, make_voc, picture, write_voc_xml, zipped
+from tests.builders import (
+    add_annotation,
+    contents,
+    edit_json,
+    ingest_voc2007,
+    make_coco,
+    make_voc,
+    picture,
+    write_voc_xml,
+    zipped,
+)
 
 TRAIN = "annotations/instances_train2014.json"
 TEST = "annotations/instances_val2014.json"

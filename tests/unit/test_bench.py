@@ -119,7 +119,7 @@ def test_an_unknown_benchmark_is_refused_with_the_known_ones(capsys):
     with pytest.raises(SystemExit) as end:
         main(["speed"])
     assert end.value.code == 2
-    assert "load, step, methods, metrics, ingest, steps, registry, pipeline, scale" in capsys.readouterr().err
+    assert "load, step, methods, metrics, ingest, steps, registry, sharing, pipeline, scale" in capsys.readouterr().err
 
 
 def test_a_purpose_inside_another_counts_once():

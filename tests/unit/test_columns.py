@@ -36,7 +36,7 @@ import pyarrow as pa
 from pathlib import Path
 from csc.data.columns import from_numpy, strings
 from csc.data.views import View, read_view, write_view
-from csc.artifacts import Scores
+from csc.data.scores import Scores
 offsets, labels = np.array([0, 1, 3], np.int32), np.array([0, 0, 1], np.int16)
 lists = pa.ListArray.from_arrays(from_numpy(offsets), from_numpy(labels))
 places = from_numpy(np.array([0, 1], np.int32))

@@ -1,5 +1,7 @@
 """The evidence of a task: counts that give the metrics again, images of each kind, a file that is whole or refused."""
 
+import contextlib
+import os
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -77,11 +79,25 @@ def test_evidence_survives_its_file_and_an_image_is_stored_once(made: "Reported"
     assert (tmp_path / "twice").stat().st_size < 1.2 * (tmp_path / "once").stat().st_size
 
 
+def test_a_flipped_bit_of_evidence_is_noticed_or_makes_no_difference(made: "Reported", tmp_path: Path):
+    evidence = made.evidence[0]
+    evidence.write(tmp_path / "file")
+    whole = (tmp_path / "file").read_bytes()
+    for place in range(4, len(whole), len(whole) // 100):
+        (tmp_path / "file").write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with contextlib.suppress(BadData):
+            assert read_evidence(tmp_path / "file").sights == evidence.sights
+
+
 def test_what_is_not_evidence_is_refused_in_one_line(made: "Reported", tmp_path: Path):
     (tmp_path / "text").write_text("no evidence")
     made.evidence[0].write(tmp_path / "bare")
     pq.write_table(pq.read_table(tmp_path / "bare").replace_schema_metadata({}), tmp_path / "bare")
-    for file in (tmp_path / "text", tmp_path / "bare", tmp_path / "missing", made.folder / "task-1" / "test.parquet"):
+    os.mkfifo(tmp_path / "pipe")
+    for file in (
+        *(tmp_path / name for name in ("text", "bare", "missing", "pipe")),
+        made.folder / "task-1/test.parquet",
+    ):
         with pytest.raises(BadData, match=r"not the evidence of a task .* evaluate step") as caught:
             read_evidence(file)
         assert "\n" not in str(caught.value)

@@ -1,12 +1,13 @@
 """The registry: names that say which run they are of, and models that are what was registered."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from csc.artifacts import RegisteredTask
-from csc.errors import BadModel
+from csc.errors import BadModel, CscError
 from csc.model import fingerprint
 from csc.tracking import runs
 from csc.tracking.registry import fetch_model, local_model, point_aliases
@@ -47,11 +48,22 @@ def test_a_damaged_model_is_refused_in_one_line_and_put_right_by_register(client
     assert fingerprint(fetch_model(f"models:/{NAME}/1", tmp_path / "fetched")) == record.model.fingerprint
 
 
+def test_no_more_is_fetched_than_the_model(client: Any, tmp_path: Path):
+    trained(tmp_path, 1).register()
+    for uri in (f"models:/{NAME}/1", f"models:/{NAME}@task-01"):
+        fetched = fetch_model(uri, tmp_path / "fetched")
+        assert {path.parent for path in (tmp_path / "fetched").rglob("*") if path.is_file()} == {fetched}
+
+
 def test_a_missing_file_is_damage_too(client: Any, tmp_path: Path):
     trained(tmp_path, 1).register()
-    stored_weights(tmp_path).unlink()
+    weights = stored_weights(tmp_path)
+    weights.unlink()
     with pytest.raises(BadModel, match="fingerprint none, registered"):
         fetch_model(f"models:/{NAME}/1", tmp_path / "fetched")
+    shutil.rmtree(weights.parent)
+    with pytest.raises(CscError, match="No such artifact"):
+        fetch_model(f"models:/{NAME}/1", tmp_path / "fetched again")
 
 
 def test_a_version_that_somebody_made_of_our_model_is_compared_too(client: Any, tmp_path: Path):

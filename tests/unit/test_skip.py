@@ -10,10 +10,9 @@ import pytest
 from csc import cli
 from csc.data.dataset import Dataset
 from csc.data.ingest.coco import COCO_CLASSES, ingest_coco
-from csc.data.ingest.voc import ingest_voc2007
 from csc.data.ingest.writer import WriteOptions
 from csc.errors import BadData
-from tests.builders import contents, edit_json, make_coco, make_voc, picture, write_voc_xml, zipped
+from tests.builders import contents, edit_json, ingest_voc2007, make_coco, make_voc, picture, write_voc_xml, zipped
 
 BROKEN = {"train": (13, 53), "val": (38,)}
 IDS = ["train-000000000013", "train-000000000053", "test-000000000038"]

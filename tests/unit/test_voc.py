@@ -8,12 +8,12 @@ from PIL import Image
 
 from csc.data.dataset import Dataset
 from csc.data.ingest.source import Source
-from csc.data.ingest.voc import VOC_CLASSES, ingest_voc2007
+from csc.data.ingest.voc import VOC_CLASSES
 from csc.data.ingest.writer import WriteOptions
 from csc.data.published import differences, published_counts
 from csc.data.shards import ImageShards
 from csc.errors import BadData
-from tests.builders import VOC_TEST, VOC_TRAIN, contents, make_voc, picture, write_voc_xml, zipped
+from tests.builders import VOC_TEST, VOC_TRAIN, contents, ingest_voc2007, make_voc, picture, write_voc_xml, zipped
 
 
 def rows(dataset: Dataset) -> dict[str, dict[str, object]]:

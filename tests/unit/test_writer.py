@@ -29,12 +29,11 @@ from csc.data.ingest.images import Encoded, Listed, SourceImages
 from csc.data.ingest.output import Output
 from csc.data.ingest.shard_writer import Part
 from csc.data.ingest.source import Source
-from csc.data.ingest.voc import ingest_voc2007
 from csc.data.ingest.writer import WriteOptions, write_dataset
 from csc.data.shards import ImageShards
 from csc.errors import BadData, CscError
 from csc.storage import delete, list_below, read_bytes, sha256_file, upload, write_bytes
-from tests.builders import contents, edit_json, make_coco, make_voc, picture, zipped
+from tests.builders import contents, edit_json, ingest_voc2007, make_coco, make_voc, picture, zipped
 
 pytest_plugins = ["tests.s3"]
 

@@ -19,6 +19,7 @@ from csc.storage import (
     local_path,
     read_bytes,
     read_regular,
+    regular,
     too_long,
     version_of,
     versions_below,
@@ -251,7 +252,7 @@ def _members_of(archives: Sequence[zipfile.ZipFile]) -> _Members:
 
 def _opened_zip(file: Path, named: Path | str) -> zipfile.ZipFile:
     try:
-        return zipfile.ZipFile(file)
+        return zipfile.ZipFile(regular(file))
     except (OSError, *_ZIP_ERRORS) as error:
         raise BadData(
             f"{named}: not readable as a zip file ({error}); give a whole zip or an unpacked folder"

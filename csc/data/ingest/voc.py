@@ -24,7 +24,7 @@ from csc.data.ingest.source import Source
 from csc.data.ingest.writer import DEFAULTS, Annotated, WriteOptions, write_source
 from csc.errors import BadData
 
-__all__ = ["VOC_CLASSES", "ingest_voc", "ingest_voc2007"]
+__all__ = ["VOC_CLASSES", "ingest_voc"]
 
 VOC_CLASSES = (
     "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow",
@@ -34,13 +34,6 @@ VOC_CLASSES = (
 _TRAINVAL = {"train": "trainval.txt", "test": "test.txt"}
 _TRAIN = {"train": "train.txt", "test": "val.txt"}
 _LAYOUT = {"Annotations", "ImageSets", "JPEGImages"}
-
-
-def ingest_voc2007(
-    source: str | os.PathLike[str], out: str | os.PathLike[str], options: WriteOptions = DEFAULTS
-) -> Dataset:
-    """Write PASCAL VOC 2007 as the data set `voc`."""
-    return ingest_voc(source, out, "voc", "2007", options)
 
 
 def ingest_voc(
