@@ -96,7 +96,7 @@ class Train(Settings, frozen=True):
         lr: highest learning rate of later tasks.
         backbone_lr_scale: factor of the learning rate for the backbone.
         weight_decay: pull of the weights towards zero.
-        batch_norm: whether statistics stay those of the base task; the weights of its layers still learn.
+        batch_norm: statistics in later tasks: live, or those of the base task; auto is live only from scratch.
         schedule: how the learning rate changes within a task.
         pct_start: share of the steps in which it rises.
         clip: largest norm of the gradient; 0 for any.
@@ -119,7 +119,7 @@ class Train(Settings, frozen=True):
     pct_start: Unit = 0.2
     clip: NotNegative = 0.0
     accumulate: AtLeast1 = 1
-    batch_norm: Literal["live", "frozen_after_base"] = "live"
+    batch_norm: Literal["auto", "live", "frozen_after_base"] = "auto"
     amp: Literal["auto", "bf16", "fp16", "off"] = "auto"
     compile: bool = False
     channels_last: Literal["auto", "on", "off"] = "auto"
@@ -223,10 +223,12 @@ class Statistics(Settings, frozen=True):
     Attributes:
         replay: whether features are drawn.
         weight: of their loss.
+        pooling: of the maps: their mean, or under CI-GCN's mask of the class, which is V0 before its linear map.
     """
 
     replay: bool = False
     weight: NotNegative = 1.0
+    pooling: Literal["mean", "masks"] = "mean"
 
 
 class ReleaseQuirks(Settings, frozen=True):
@@ -290,12 +292,24 @@ class Config(Settings, frozen=True):
             raise BadConfig(
                 "statistics.replay=true: features of a backbone that learns go stale; set backbone.frozen=true"
             )
+        if self.statistics.pooling == "masks" and self.head != "ci_gcn":
+            raise BadConfig(f"statistics.pooling=masks: head '{self.head}' has no masks; set head=ci_gcn, or mean")
         if views and not self.backbone.frozen:
             raise BadConfig(
                 f"features.views={views}: maps of a backbone that learns go stale; set backbone.frozen=true"
             )
         if views > 1 and not self.input.augment:
             raise BadConfig(f"features.views={views}: without input.augment all views are the same; set it to 1")
+
+    @property
+    def keeps_batch_norm(self) -> bool:
+        """Whether batch-norm keeps the statistics of the base task.
+
+        The paper is silent; the released code keeps them. With trained weights that was better for each method tried,
+        from scratch it was worse (REPRODUCIBILITY.md).
+        """
+        chosen = self.train.batch_norm
+        return chosen == "frozen_after_base" or (chosen == "auto" and self.init != "scratch")
 
     def of(self, kind: type[_Group]) -> _Group:
         """The group of a type that a method or a head declares."""

@@ -156,8 +156,7 @@ class Method:
         if self.config.statistics.replay:
             from csc.replay.statistics import with_statistics
 
-            labels = objective.labels()[:, -objective.new :]
-            self.state = with_statistics(self.state, objective.pooled_features(), labels)
+            self.state = with_statistics(self.state, objective.features_of_new_classes())
 
     def loss(self, step: Step) -> "dict[str, Tensor]":
         """All terms: the method's own, those of exemplars drawn with the batch, and max-entropy if it is on."""

@@ -1,5 +1,6 @@
 """The feature extractor: any timm model by name, with weights whose origin is always recorded."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -79,7 +80,8 @@ class Backbone(nn.Module):
 
     def _laid_out(self, maps: Tensor) -> Tensor:
         if maps.ndim == 3:  # (B, tokens, C): a transformer; class and register tokens have no position
-            maps = maps[:, getattr(self.net, "num_prefix_tokens", 0) :]
+            beyond_square = maps.shape[1] - math.isqrt(maps.shape[1]) ** 2  # for networks that do not say how many
+            maps = maps[:, getattr(self.net, "num_prefix_tokens", beyond_square) :]
             side = round(maps.shape[1] ** 0.5)
             return maps.transpose(1, 2).reshape(len(maps), self.channels, side, maps.shape[1] // side)
         if maps.shape[1] != self.channels and maps.shape[-1] == self.channels:

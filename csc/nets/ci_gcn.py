@@ -84,6 +84,11 @@ class CIGCN(Head):
             return S.sigmoid()
         return S.softmax(dim=1 if self.config.mask_axis == "spatial" else 2)
 
+    def masked(self, maps: Tensor, column: int) -> Tensor:
+        """Maps (B, features, h, w) under the mask of a class (B, features): its V0 before T."""
+        F = maps.flatten(2).transpose(1, 2)
+        return (self.masks(self.class_maps(F))[:, :, column].unsqueeze(1) @ F).squeeze(1)
+
     def label_nodes(self, M: Tensor, F: Tensor) -> Tensor:
         """V0 (B, n, D): the transformed features under each mask.
 

@@ -5,7 +5,7 @@ task and from nothing else. Features drawn from N(mean, diag std²) of each old 
 there: they join a batch as images without a new class, and the prior model says which old classes they show.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -13,15 +13,14 @@ from torch import Tensor
 __all__ = ["draw_features", "with_statistics"]
 
 
-def with_statistics(state: Mapping[str, Tensor], features: Tensor, labels: Tensor) -> dict[str, Tensor]:
+def with_statistics(state: Mapping[str, Tensor], members: Sequence[Tensor]) -> dict[str, Tensor]:
     """A method's state with the statistics of a task's new classes behind those of the old ones.
 
     Args:
         state: from before the task.
-        features: pooled, of the task's images (images, D).
-        labels: of its new classes (images, new).
+        members: pooled features (images, D) of the images of each new class.
     """
-    members = [features[labels[:, c] > 0].double() for c in range(labels.shape[1])]
+    members = [of_class.double() for of_class in members]
     found = {
         "statistics.mean": torch.stack([of_class.sum(0) / max(len(of_class), 1) for of_class in members]),
         "statistics.images": torch.tensor([len(of_class) for of_class in members]),

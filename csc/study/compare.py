@@ -109,13 +109,13 @@ def _tables(groups: list[Group]) -> list[Table]:
     ]
     head = ["", "seeds", *(_COLUMNS[column] for column in numbers)]
     note = "After the last task; mean over seeds. CF1 own: at thresholds that the model has from its training images."
-    tables = [Table("results", note, head, rows, 1, [False] * len(rows))]
+    tables = [Table("Results", note, head, rows, 1, [False] * len(rows))]
     first, *others = groups
     against = [_difference(group, first) for group in others]
     if against:
         head = [f"minus {first.name}", "difference", "95 % interval", "seeds", "images", "last mAP is"]
         note = "Paired over seeds and over resampled test images; level: zero is in the interval."
-        tables.append(Table("differences in last mAP", note, head, against, 1, [False] * len(against)))
+        tables.append(Table("Differences in last mAP", note, head, against, 1, [False] * len(against)))
     return tables
 
 

@@ -1,4 +1,4 @@
-"""The claims of several studies on one screen, and the place in a document where they and the tables stand."""
+"""The claims of several studies on one screen, and the parts of a document where they and the tables stand."""
 
 import re
 from collections.abc import Sequence
@@ -12,17 +12,37 @@ from csc.study.outcome import Outcome
 from csc.study.render import Table, markdown, markdown_lines
 from csc.study.spec import COLUMNS
 
-__all__ = ["results_document", "write_between"]
-
-_BEGIN, _END = "<!-- results: begin -->", "<!-- results: end -->"
+__all__ = ["results_document", "write_results"]
 
 
 def results_document(outcomes: Sequence[Outcome]) -> str:
     """What came of some studies as Markdown: their claims first, then all tables."""
-    lines = ["# Claims", ""]
-    for outcome in outcomes:
-        lines += _claims(outcome)
-    return "\n".join([*lines, *map(markdown, outcomes)])
+    return "\n".join(["# Claims", "", _all_claims(outcomes), *map(markdown, outcomes)])
+
+
+def write_results(path: Path, outcomes: Sequence[Outcome]) -> None:
+    """Put what came of some studies between the marks of a document; claims have marks of their own, if it has them."""
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    if "<!-- claims: begin -->" in text:
+        text = _replaced(path, text, "claims", _all_claims(outcomes))
+        content = "\n".join(map(markdown, outcomes))
+    else:
+        content = results_document(outcomes)
+    write_bytes(path, _replaced(path, text, "results", content).encode())
+
+
+def _replaced(path: Path, text: str, part: str, content: str) -> str:
+    """A document with other content between the marks of a part, its heads two levels lower."""
+    begin, end = f"<!-- {part}: begin -->", f"<!-- {part}: end -->"
+    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+        raise BadData(f"{path}: expected a document with the lines '{begin}' and '{end}', the {part} come between them")
+    before, after = text.partition(begin)[0], text.partition(end)[2]
+    lower = re.sub(r"^#", "###", content.strip(), flags=re.MULTILINE)
+    return f"{before}{begin}\n\n{lower}\n\n{end}{after}"
+
+
+def _all_claims(outcomes: Sequence[Outcome]) -> str:
+    return "\n".join(line for outcome in outcomes for line in _claims(outcome))
 
 
 def _claims(outcome: Outcome) -> list[str]:
@@ -42,15 +62,3 @@ def _claims(outcome: Outcome) -> list[str]:
 
 def _cell(claim: Claim, column: str) -> str:
     return f"{claim.verdict}, {signed(column, claim.interval.mean)} ({interval_text(column, claim.interval)})"
-
-
-def write_between(path: Path, content: str) -> None:
-    """Put content between the marks of a document, in place of what stands there, its heads two levels lower."""
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    if text.count(_BEGIN) != 1 or text.count(_END) != 1 or text.index(_BEGIN) > text.index(_END):
-        raise BadData(
-            f"{path}: expected a document with the lines '{_BEGIN}' and '{_END}', the results come between them"
-        )
-    before, after = text.partition(_BEGIN)[0], text.partition(_END)[2]
-    lower = re.sub(r"^#", "###", content.strip(), flags=re.MULTILINE)
-    write_bytes(path, f"{before}{_BEGIN}\n\n{lower}\n\n{_END}{after}".encode())

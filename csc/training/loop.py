@@ -262,7 +262,7 @@ class Trainer:
         self.network.train()
         if self.config.backbone.frozen:
             self.network.backbone.eval()
-        if self.config.train.batch_norm == "frozen_after_base" and not self.is_base:
+        if self.config.keeps_batch_norm and not self.is_base:
             for module in self.network.modules():
                 if isinstance(module, _BatchNorm):
                     module.eval()

@@ -14,6 +14,7 @@ from csc.data.loading import Batch
 from csc.data.order import Draw
 from csc.errors import BadConfig, BadModel
 from csc.methods.base import Method, Replay, Step
+from csc.nets.ci_gcn import CIGCN
 from csc.nets.correlation import statistical_cm
 from csc.nets.network import Network, Outputs
 from csc.replay.statistics import draw_features
@@ -83,6 +84,22 @@ class Objective:
     def pooled_features(self) -> Tensor:
         """The pooled last maps of the task's own images (rows, channels)."""
         return self.features(lambda maps: maps.mean(dim=(2, 3)))
+
+    def features_of_new_classes(self) -> list[Tensor]:
+        """Of each new class, features of the task's images that hold it (images, channels), to take statistics of."""
+        present = (self.labels()[:, -self.new :] > 0).T
+        if self.config.statistics.pooling == "mean":
+            pooled = self.pooled_features()
+            return [pooled[images] for images in present]
+        network = self.network.eval()
+        head, old = cast(CIGCN, network.head), len(self.classes) - self.new
+
+        def under_mask(column: int, rows: Sequence[int]) -> Tensor:
+            if not rows:
+                return torch.zeros(0, head.features)
+            return self.examples.outputs(lambda images: head.masked(network.features(images), column), rows)
+
+        return [under_mask(old + c, images.nonzero()[:, 0].tolist()) for c, images in enumerate(present)]
 
     def features(self, pool: Callable[[Tensor], Tensor]) -> Tensor:
         """What a function of the last maps gives for the task's own images (rows, …), in evaluation mode."""

@@ -79,7 +79,7 @@ def test_the_page_has_every_row_its_course_and_the_ap_of_each_class():
     page = unescape(comparison_page(compare([tracked("csc", 0, 70.0), tracked("lwf", 0, 60.0)])))
     assert page.startswith("<!DOCTYPE html>")
     assert page.count("<polyline") == 4  # in two widths
-    for word in (">csc</td>", "lwf − csc", "−10.0", "lower", ">c2</td>", "differences in last mAP"):
+    for word in (">csc</td>", "lwf − csc", "−10.0", "lower", ">c2</td>", "Differences in last mAP"):
         assert word in page
 
 

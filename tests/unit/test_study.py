@@ -15,8 +15,8 @@ import pytest
 import yaml
 from msgspec.structs import asdict
 
-from csc.artifacts import Scores
 from csc.config import resolve
+from csc.data.scores import Scores
 from csc.errors import BadConfig, BadData, BadScenario
 from csc.metrics import average_precision
 from csc.report.paper import paper_rows
@@ -33,7 +33,7 @@ from csc.study.page import render
 from csc.study.reading import SHIPPED, read_study
 from csc.study.render import csv_lines, latex, markdown, text
 from csc.study.spec import COLUMNS, Row, Study
-from csc.study.summary import results_document, write_between
+from csc.study.summary import results_document, write_results
 from csc.tracking.queries import ScenarioRun
 from csc.version import code_version
 from tests.tracked import fresh_database
@@ -505,7 +505,7 @@ def two_rows(written, server):
     """A study of two rows with the last mAP of each seed."""
 
     def make(first, second):
-        study = written({**MINE, "order": [["csc", "lwf"]], "seeds": list(range(len(first)))})
+        study = written({**MINE, "order": [["csc", "lwf"], ["csc", "lwf"]], "seeds": list(range(len(first)))})
         for cell in (asked := cells(study, SOURCES)):
             server.finish(cell, (first if cell.row.label == "csc" else second)[cell.seed])
         return Outcome(study, tuple(results(asked)))
@@ -726,17 +726,34 @@ def test_a_document_has_the_claims_of_all_studies_before_their_tables(two_rows, 
     assert document.index("nothing to compare yet") < document.index("# Mine")
 
 
-def test_a_document_keeps_what_stands_around_the_results(tmp_path):
+def test_a_document_keeps_what_stands_around_the_results(two_rows, tmp_path):
+    outcome = two_rows((80.1, 80.3, 80.2), (70.2, 70.1, 70.4))
     path = tmp_path / "RESULTS.md"
     path.write_text("before\n<!-- results: begin -->\nold\n<!-- results: end -->\nafter\n")
-    write_between(path, "new")
-    write_between(path, "# newer\n")
-    assert path.read_text() == "before\n<!-- results: begin -->\n\n### newer\n\n<!-- results: end -->\nafter\n"
+    for _ in range(2):
+        write_results(path, [outcome])
+        before, content, after = re.split(r"<!-- results: (?:begin|end) -->", path.read_text())
+        assert (before, after) == ("before\n", "\nafter\n")
+        assert content.startswith("\n\n### Claims\n")
+        assert "### Mine" in content
     path.write_text("no marks")
     for place in (path, tmp_path / "missing.md"):
         with pytest.raises(BadData, match="expected a document with the lines"):
-            write_between(place, "new")
+            write_results(place, [outcome])
     assert path.read_text() == "no marks"
+
+
+def test_claims_have_a_part_of_their_own_in_a_document_that_marks_one(two_rows, tmp_path):
+    path, marks = tmp_path / "RESULTS.md", "<!-- {0}: begin -->\nearlier\n<!-- {0}: end -->\n"
+    path.write_text(f"# Summary\n{marks.format('claims')}between\n{marks.format('results')}")
+    write_results(path, [two_rows((80.1, 80.3, 80.2), (70.2, 70.1, 70.4))])
+    summary, tables = path.read_text().split("between")
+    assert "csc &gt; lwf | holds" in summary
+    assert "### Mine" in tables
+    assert "earlier" not in summary + tables
+    path.write_text("<!-- claims: begin -->\n")
+    with pytest.raises(BadData, match="'<!-- claims: end -->'"):
+        write_results(path, [])
 
 
 def test_all_files_are_written_under_the_name_of_the_study(outcome, tmp_path):

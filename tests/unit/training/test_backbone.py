@@ -46,6 +46,14 @@ def test_a_backbone_whose_stages_timm_does_not_name_has_one(name: str, size: int
     assert all(value.shape == (2,) and value.isfinite().all() for value in distances.values())
 
 
+@pytest.mark.parametrize("name", ["cait_xxs24_224", "xcit_nano_12_p16_224"])
+def test_a_transformer_that_does_not_say_how_many_tokens_have_no_position_gives_square_maps(name: str):
+    backbone = build_backbone(settings(f"backbone.name={name}", "backbone.output_stride=32").backbone).eval()
+    tokens = torch.arange(17.0).reshape(1, 17, 1).expand(1, 17, backbone.channels)  # the first is of the whole image
+    backbone.net.forward_features = lambda images: tokens
+    assert torch.equal(backbone(torch.zeros(1))[0, 0], torch.arange(1.0, 17.0).reshape(4, 4))
+
+
 def weights_file(path: Path, **more: Tensor) -> Path:
     torch.manual_seed(5)
     save_file(build_backbone(settings().backbone).net.state_dict() | more, path)

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from csc.artifacts import Origin, Scores
+from csc.artifacts import Origin
 from csc.data.dataset import Dataset
 from csc.data.features import (
     CARD,
@@ -34,6 +34,7 @@ from csc.data.ingest.writer import WriteOptions
 from csc.data.loading import training_batches
 from csc.data.maps import map_batches
 from csc.data.order import Draw
+from csc.data.scores import Scores
 from csc.data.views import View
 from csc.errors import BadConfig, BadData, BadModel
 from csc.methods import build_head

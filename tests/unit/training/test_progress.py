@@ -37,8 +37,8 @@ def test_a_log_gets_one_line_per_epoch(clock: SimpleNamespace):
     stream = io.StringIO()
     run_epochs(stream, clock)
     assert stream.getvalue() == (
-        "task 1/2 · epoch 1/2 · ce 0.5000 · kd 0.2500 · 10 images/s · 4 s left\n"
-        "task 1/2 · epoch 2/2 · ce 0.5000 · kd 0.2500 · 10 images/s · 0 s left\n"
+        "task 1/2 · epoch 1/2 · loss ce 0.5000 · kd 0.2500 · 10 images/s · 4 s left\n"
+        "task 1/2 · epoch 2/2 · loss ce 0.5000 · kd 0.2500 · 10 images/s · 0 s left\n"
     )
 
 
@@ -76,7 +76,7 @@ def test_training_reports_each_epoch_to_a_log(bench: Bench, capsys: pytest.Captu
     bench.trainer(settings(LINEAR)).run()
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(" · ")[:2] for line in lines] == [["task", "epoch 1/2"], ["task", "epoch 2/2"]]
-    assert all(" · ce " in line for line in lines)
+    assert all(" · loss ce " in line for line in lines)
 
 
 def run_bar(stream: io.StringIO, clock: SimpleNamespace, seconds: float = 12.0, done: int = 0) -> None:

@@ -48,6 +48,14 @@ def test_freezing_everything_is_refused_in_one_line(bench: Bench):
     assert one_line(error)
 
 
+def test_batch_norm_keeps_its_statistics_unless_the_backbone_starts_from_scratch():
+    assert settings().init == "scratch"
+    assert not settings().keeps_batch_norm
+    assert settings("train.batch_norm=frozen_after_base").keeps_batch_norm
+    assert settings("init=weights.safetensors").keeps_batch_norm
+    assert not settings("init=weights.safetensors", "train.batch_norm=live").keeps_batch_norm
+
+
 @pytest.mark.parametrize(("task", "moves"), [(1, True), (2, False)])
 def test_frozen_batch_norm_keeps_statistics_from_the_second_task_on(bench: Bench, task: int, moves: bool):
     config = settings("train.batch_norm=frozen_after_base", "train.epochs=1")

@@ -1,6 +1,5 @@
 """SIGTERM, as Kubernetes sends it before it ends a pod: a real process saves, ends in time, and is resumed exactly."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from safetensors.torch import load_file
 
 from csc.data.views import View, read_view, write_view
 from csc.distributed.group import join_group
+from csc.distributed.launch import run
 from csc.model import save_tensors
 from tests.unit.training.bench import Bench, settings
 
@@ -21,11 +21,10 @@ UPDATES = 15  # 3 epochs of 5
 GRACE_SECONDS = 30  # of Kubernetes
 PROGRAM = """
 import sys
-from csc.distributed.launch import run
-from tests.unit.training.test_stopping import learn
+from pathlib import Path
+from tests.unit.training.test_stopping import to_its_end
 
-folder, processes = sys.argv[1], int(sys.argv[2])
-run(learn, {"folder": folder}, processes) if processes > 1 else learn(folder)
+to_its_end(Path(sys.argv[1]), int(sys.argv[2]))
 """
 
 
@@ -47,21 +46,32 @@ def learn(folder: str) -> None:
             save_tensors(trainer.network.state_dict(), Path(folder) / "weights.safetensors")
 
 
+def to_its_end(folder: Path, processes: int) -> None:
+    """Train with this process at the head."""
+    run(learn, {"folder": str(folder)}, processes) if processes > 1 else learn(str(folder))
+
+
 def start(folder: Path, processes: int) -> "subprocess.Popen[str]":
+    """Train with a process of its own at the head."""
     command = [sys.executable, "-c", PROGRAM, str(folder), str(processes)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
 @pytest.mark.parametrize(("processes", "moments"), [(1, (1, 7)), (2, (3,))])
 def test_a_process_that_is_told_to_end_saves_in_time_and_the_next_resumes_exactly(
-    views: dict[int, View], tmp_path: Path, processes: int, moments: tuple[int, ...]
+    views: dict[int, View],
+    tmp_path: Path,
+    processes: int,
+    moments: tuple[int, ...],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     for name in ("whole", "stopped"):
         (tmp_path / name).mkdir()
         write_view(views[2], tmp_path / name / "view.parquet")
-    with start(tmp_path / "whole", processes) as undisturbed:
-        assert undisturbed.communicate()[0].count("update\n") == UPDATES
+    to_its_end(tmp_path / "whole", processes)
+    assert capfd.readouterr().out.count("update\n") == UPDATES
     done = 0
     for moment in moments:
         with start(tmp_path / "stopped", processes) as process:
@@ -74,8 +84,7 @@ def test_a_process_that_is_told_to_end_saves_in_time_and_the_next_resumes_exactl
         assert process.returncode == 143
         done += moment + rest.count("update\n")
         assert f"asked to stop · saved after update {done % 5 or 5} of 5 in epoch {(done + 4) // 5};" in rest
-    with start(tmp_path / "stopped", processes) as last:
-        assert last.communicate()[0].count("update\n") == UPDATES - done
-    assert last.returncode == 0
+    to_its_end(tmp_path / "stopped", processes)
+    assert capfd.readouterr().out.count("update\n") == UPDATES - done
     whole, resumed = (load_file(tmp_path / name / "weights.safetensors") for name in ("whole", "stopped"))
     assert all(whole[name].equal(resumed[name]) for name in whole)
