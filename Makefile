@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test quick test-faults test-docker bench screenshots lint format fuzz golden lock hashes wheelhouse images push sbom \
+.PHONY: help setup run test quick test-services test-faults test-docker bench screenshots lint format fuzz golden lock hashes wheelhouse images push sbom \
 	licences audit clean
 
 help:  ## list the commands
@@ -25,11 +25,14 @@ run: $(STAMP)  ## run digits-b0c2 with csc through the compiled pipeline, print 
 	@$(BIN)/csc run digits-b0c2
 
 PROCESSES := -n 2 --dist loadgroup --no-loadscope-reorder # in the order of tests/conftest.py: longest first
-test: lint $(STAMP)  ## lint, type-check and run all tests
-	$(BIN)/python -m pytest $(PROCESSES)
+test: lint $(STAMP)  ## lint, type-check and run all tests that need nothing but .venv
+	$(BIN)/python -m pytest $(PROCESSES) -m "not services"
 
 quick: lint $(STAMP)  ## lint, type-check and run the tests that take seconds
-	$(BIN)/python -m pytest $(PROCESSES) -m "not slow"
+	$(BIN)/python -m pytest $(PROCESSES) -m "not slow and not services"
+
+test-services: $(STAMP)  ## tests with PostgreSQL, an object store, Chromium, and the packages of the images (minutes)
+	$(BIN)/python -m pytest $(PROCESSES) -m services
 
 test-faults: $(STAMP)  ## kills, full disks, flipped bits, bad servers (25 minutes; FAULT=name SEED=n repeats one)
 	FAULTS=all FAULT=$(FAULT) SEED=$(SEED) PHASE=$(PHASE) $(BIN)/python -m pytest -n 2 --dist loadgroup tests/faults

@@ -1,9 +1,9 @@
 """What all tests share."""
 
-import functools
 import gc
 import inspect
 import os
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -15,11 +15,16 @@ os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 
+SERVICES = {"store", "browser", "scoring"}  # fixtures; databases and tracking servers stand on the first
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Keep the tests of a file in one process, so that what they share is made once.
+    """Mark what needs a service, and keep the tests of a file in one process, so that what they share is made once.
 
     Done as each test is found: xdist reads the groups before a hook of this file could set them later.
     """
+    if SERVICES & set(getattr(item, "fixturenames", ())):
+        item.add_marker(pytest.mark.services)
     if not item.get_closest_marker("xdist_group"):
         item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
@@ -48,7 +53,17 @@ def pytest_sessionfinish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _quick_compiling() -> Iterator[None]:
-    """For every setting of a step kfp asks who calls it; pytest's calls are deep, and reading their source is slow."""
+    """For every setting of a step kfp asks who calls it; pytest's calls are deep, and finding their modules is slow."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(inspect, "stack", functools.partial(inspect.stack, context=0))
+        patch.setattr(inspect, "stack", _callers)
         yield
+
+
+def _callers(context: int = 0) -> list[inspect.FrameInfo]:
+    """What `inspect.stack` returns, without the source."""
+    found, frame = [], sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        found.append(inspect.FrameInfo(frame, code.co_filename, frame.f_lineno, code.co_name, None, None))
+        frame = frame.f_back
+    return found

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
@@ -81,4 +82,25 @@ def test_the_curves_have_the_task_as_step(views: dict[str, str], browser: Any, t
     page.screenshot(path=str(tmp_path / "curves.png"))
     for name in ("mAP", "CF1", "OF1", "ECE", "FPR"):
         assert page.get_by_text(name, exact=True).count()
+    page.get_by_text("Figures", exact=True).scroll_into_view_if_needed()
+    assert _figures(page, 4) == ["AP by task", "AP by task", "mAP by task", "mAP by task"]
+    page.screenshot(path=str(tmp_path / "figures.png"))
     page.close()
+
+
+def test_a_run_shows_its_figures_above_the_charts_of_its_metrics(views: dict[str, str], browser: Any, tmp_path: Path):
+    page = _opened(browser, views["results"])
+    page.get_by_role("link", name=SCENARIO).first.click()
+    page.get_by_role("tab", name="Model metrics").click()
+    assert _figures(page, 2) == ["AP by task", "mAP by task"]
+    page.screenshot(path=str(tmp_path / "run.png"))
+    sections = [text for text in page.inner_text("body").splitlines() if text in ("figures", "Model metrics")]
+    assert sections == ["Model metrics", "figures", "Model metrics"]  # the tab, then what it shows
+    page.close()
+
+
+def _figures(page: Any, count: int) -> list[str]:
+    """The names of our figures that a page shows, as soon as so many are loaded."""
+    ours = "[...document.images].filter(i => i.src.includes('figures~') && i.naturalWidth > 100).map(i => i.src)"
+    page.wait_for_function(f"{ours}.length >= {count}")
+    return sorted(re.search(r"figures~(.*?)\+", unquote(address))[1] for address in page.evaluate(ours))

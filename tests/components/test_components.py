@@ -106,7 +106,7 @@ def test_splits_chain_old_and_new_classes(chain):
 
 def test_every_metric_can_be_computed_again_from_the_scores(chain):
     from csc import metrics
-    from csc.artifacts import Scores
+    from csc.data.scores import Scores
 
     stored = json.loads(Path(chain["metrics-2"].path).read_text())
     before = json.loads(Path(chain["metrics-1"].path).read_text())
@@ -178,8 +178,8 @@ def test_report_has_the_table_and_the_page(chain):
 
 def test_a_registered_model_takes_images_whatever_it_was_trained_on(chain):
     """Scores of images through the whole model are those of the evaluation, up to the half precision of maps."""
-    from csc.artifacts import Scores
     from csc.data.dataset import Dataset
+    from csc.data.scores import Scores
     from csc.data.shards import ImageShards
     from csc.data.views import read_view
     from csc.serving.predictor import Predictor

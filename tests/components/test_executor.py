@@ -35,6 +35,7 @@ from tests.kubeflow.pod import SHELL, Pods, Start, forked, started
 from tests.kubeflow.recorded import RECORDED
 from tests.kubeflow.trainer import INSTALL, KEPT
 from tests.kubeflow.values import is_of_type
+from tests.tracked import fresh_database
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("kubeflow")]  # the pipelines run once, for all tests here
 
@@ -117,6 +118,7 @@ class Kubeflow:
 @pytest.fixture(scope="module")
 def kubeflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubeflow]:
     folder = tmp_path_factory.mktemp("kubeflow")
+    fresh_database(folder)
     with forked() as start:
         place = Kubeflow(folder, start)
         ingest_digits(Path(place.data), train=60, test=30, size=32)
@@ -223,7 +225,7 @@ def test_every_step_leaves_what_it_declares_and_what_the_backend_can_keep(run: R
 def test_a_scenario_has_the_numbers_of_the_same_pipeline_on_this_machine(
     kubeflow: Kubeflow, scenario: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", fresh_database(tmp_path))
     compile_pipeline(DIGITS, CLASSES, tmp_path / "local.yaml", SETTINGS)
     run_compiled(tmp_path / "local.yaml", {"data": kubeflow.data}, tmp_path)
     records = sorted((tmp_path / "pipeline").rglob("registered"), key=lambda path: path.stat().st_mtime)

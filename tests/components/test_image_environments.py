@@ -25,8 +25,9 @@ from tests.image_environment import image_python
 from tests.kubeflow.driver import Driver, Output, Step, read_package
 from tests.kubeflow.pod import Pods, started
 from tests.kubeflow.values import invented
+from tests.tracked import fresh_database
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("images")]
+pytestmark = [pytest.mark.services, pytest.mark.xdist_group("images")]
 
 DIGITS, CLASSES = Scenario.parse("digits-b0c5"), 10
 ON_MAPS: dict[str, Any] = {
@@ -52,7 +53,7 @@ class ImagePods(Pods):
 def pods(tmp_path_factory: pytest.TempPathFactory) -> ImagePods:
     folder = tmp_path_factory.mktemp("images")
     environment = {
-        "MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}",
+        "MLFLOW_TRACKING_URI": fresh_database(folder),
         "CSC_CACHE": str(folder / "cache"),
         "OMP_NUM_THREADS": "1",
     }

@@ -106,11 +106,16 @@ def test_registered_models_name_the_versions_they_were_trained_with(in_container
     assert re.search(r"^torch==\d", first.read_text(), re.MULTILINE)
 
 
-def test_a_second_run_reuses_every_step(engine: Engine, scenes: Path, profile: Path, in_containers: tuple[Path, str]):
+def test_a_second_run_reuses_every_step_and_ends_what_a_killed_one_has_left_running(
+    engine: Engine, images: dict[str, str], scenes: Path, profile: Path, in_containers: tuple[Path, str]
+):
+    left = [f"--label=csc.workdir={in_containers[0]}", "--label=csc.run=killed", "--network=none"]
+    engine("run", "--detach", *left, "--entrypoint=sleep", images["cpu"], "1000")
     words = ("--data", scenes, "--workdir", in_containers[0], "--runner", "docker", "--profile", profile)
     done = run(engine, SCENARIO, *words)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"reused from earlier runs: {STEPS - 1} of {STEPS} steps" in done.stdout
+    assert engine("ps", "--all", "--quiet", f"--filter=label=csc.workdir={in_containers[0]}").stdout == ""
 
 
 def test_a_refusal_inside_a_container_is_one_line(engine: Engine, scenes: Path, profile: Path, tmp_path: Path):

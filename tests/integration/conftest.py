@@ -1,4 +1,7 @@
-"""Runs of the whole pipeline, small enough for a test: `csc run` as a user starts it, in a process of its own."""
+"""Runs of the whole pipeline, small enough for a test.
+
+The run that most tests look at is started as a person starts it; others are forks of a process with all libraries.
+"""
 
 import contextlib
 import io
@@ -12,6 +15,7 @@ import pytest
 
 from csc.cli import main
 from csc.data.ingest.digits import ingest_digits
+from tests.faults.starter import finished
 
 SMALL = (
     "train.epochs=2",
@@ -33,11 +37,9 @@ def environment():
     return {key: value for key, value in os.environ.items() if key not in hidden}
 
 
-def csc(*words, settings=SMALL):
-    """Run `csc` to its end."""
-    return subprocess.run(
-        command(*words, settings=settings), capture_output=True, text=True, env=environment(), timeout=600
-    )
+def csc(*words, settings=SMALL, folder=""):
+    """Run `csc` to its end, in a process that has its libraries."""
+    return finished(command(*words, settings=settings), environment(), str(folder))
 
 
 def inside(*words):
@@ -65,6 +67,7 @@ def scenes(tmp_path_factory):
 def undisturbed(tmp_path_factory, scenes):
     """A finished run of a scenario with three tasks, the last one smaller: its work folder and what it printed."""
     workdir = Path(tmp_path_factory.mktemp("undisturbed"))
-    done = csc("run", "digits-b0c4", "--data", scenes, "--workdir", workdir)
+    words = command("run", "digits-b0c4", "--data", scenes, "--workdir", workdir)
+    done = subprocess.run(words, capture_output=True, text=True, env=environment(), timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     return workdir, done.stdout

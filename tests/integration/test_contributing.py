@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import environment, last_results
+from tests.tracked import fresh_database
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -23,6 +24,7 @@ def test_the_example_of_a_new_method_runs_from_the_page(tmp_path: Path, scenes: 
         shutil.copytree(ROOT / name, target, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
     (tmp_path / "csc" / "methods" / "smooth.py").write_text(code, encoding="utf-8")
     (tmp_path / "csc" / "methods" / "values" / "smooth.yaml").write_text(values, encoding="utf-8")
+    fresh_database(tmp_path / "work")
     words = ["run", "digits-b0c5", "--method", "smooth", "--data", str(scenes), "--workdir", str(tmp_path / "work")]
     sets = ("train.epochs=1", "backbone.name=test_byobnet", "smooth.by=0.2")
     done = subprocess.run(

@@ -1,8 +1,6 @@
 """Runs on cached feature maps, from a folder and from a bucket, through the compiled pipeline."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow.compute as pc
@@ -11,7 +9,8 @@ import pytest
 
 from csc.data.dataset import Dataset
 from csc.data.shards import ImageShards
-from tests.integration.conftest import SMALL, csc, environment, last_results
+from tests.integration.conftest import SMALL, csc, inside, last_results
+from tests.tracked import fresh_database
 
 pytest_plugins = ["tests.s3"]
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("features")]
@@ -27,6 +26,7 @@ def embedded(scenes, tmp_path_factory):
     data.mkdir()
     for item in Path(scenes).iterdir():
         (data / item.name).symlink_to(item)
+    fresh_database(folder / "work")
     done = csc("run", "digits-b0c5", "--data", data, "--workdir", folder / "work", settings=ON_MAPS)
     assert done.returncode == 0, done.stdout + done.stderr
     scored = list((folder / "work" / "pipeline").rglob("scores/scores.parquet"))
@@ -67,16 +67,11 @@ def test_the_registered_model_takes_images_and_says_what_its_head_said_of_their_
     labels = Dataset.open(data).labels()
     image = labels.filter(pc.equal(labels["image_id"], scores["image_id"][0])).to_pylist()[0]
     (tmp_path / "scene.jpg").write_bytes(ImageShards(data / "images").jpeg(image["shard"], image["row"]))
-    program = (
-        "import json, mlflow, sys; mlflow.set_tracking_uri(sys.argv[1])\n"
-        "answer = mlflow.pyfunc.load_model('models:/digits-b0c5-csc@task-02').predict([sys.argv[2]])\n"
-        "print(json.dumps(answer.to_dict('records')))\n"
-    )
-    words = [sys.executable, "-c", program, f"sqlite:///{workdir / 'mlflow.db'}", str(tmp_path / "scene.jpg")]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=environment(), timeout=600)
+    model = "models:/digits-b0c5-csc@task-02"
+    done = inside("predict", model, tmp_path / "scene.jpg", "--threshold", "0", "--workdir", workdir)
     assert done.returncode == 0, done.stderr
-    (answer,) = json.loads(done.stdout.splitlines()[-1])
-    assert list(answer) == list("0123456789")
+    answer = {name: float(value) for name, value in map(str.split, done.stdout.strip().split("\t")[1].split(", "))}
+    assert sorted(answer) == list("0123456789")
     assert answer == pytest.approx({name: scores[f"score:{name}"][0].as_py() for name in answer}, abs=1e-2)
 
 

@@ -16,12 +16,11 @@ import pytest
 from csc.data.dataset import Dataset
 from csc.data.ingest.images import Encoded, Listed, SourceImages
 from csc.data.ingest.source import Source
-from csc.data.ingest.voc import ingest_voc2007
 from csc.data.ingest.writer import WriteOptions, write_dataset
 from csc.data.shards import ImageShards
 from csc.errors import BadData, CscError
 from csc.storage import delete, download, exists, list_below, read_bytes, read_json, upload, write_bytes
-from tests.builders import contents, make_voc, picture, zipped
+from tests.builders import contents, ingest_voc2007, make_voc, picture, zipped
 
 pytestmark = pytest.mark.slow  # a real object store
 

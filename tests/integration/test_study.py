@@ -1,6 +1,7 @@
 """A study on this machine: cells side by side, killed, interrupted, failed, and never done twice."""
 
 import os
+import re
 import signal
 import subprocess
 
@@ -16,7 +17,7 @@ SMALL = ("train.epochs=1", "train.batch_size=32", "backbone.name=test_byobnet", 
 STUDY = {
     "title": "Two methods and a mistake",
     "scenarios": ["digits-b0c5"],
-    "seeds": [0, 1],
+    "seeds": [0],
     "rows": [
         {"label": "LwF", "method": "lwf"},
         {"label": "CSC", "method": "csc"},
@@ -57,7 +58,7 @@ def test_a_study_that_is_killed_goes_on_and_finished_cells_are_never_run_again(w
         said = []
         for line in victim.stdout:
             said.append(line)
-            if line.startswith("[1/6]"):
+            if line.startswith("[1/3]"):
                 break
         else:
             pytest.fail(f"no cell ended: {said}")
@@ -67,16 +68,16 @@ def test_a_study_that_is_killed_goes_on_and_finished_cells_are_never_run_again(w
 
     done = csc(*words)
     assert done.returncode == 1, done.stdout + done.stderr
-    assert f"{6 - len(before)} runs to do, on digits-b0c5" in done.stdout
-    assert "broken · seed 1: failed after" in done.stdout
+    assert re.search(rf"{3 - len(before)} runs? to do, on digits-b0c5", done.stdout)
+    assert "broken · seed 0: failed after" in done.stdout
     table = done.stdout.partition(STUDY["title"] + "\n")[2]
-    assert "failed (2 of 6 cells): broken: init=/no/such/weights.safetensors: no such file" in table
+    assert "failed (1 of 3 cells): broken: init=/no/such/weights.safetensors: no such file" in table
     assert "CSC > LwF" in table
     assert "claims by last mAP: " in table
-    assert "4 of 6 finished, 2 failed, 0 not run" in table
+    assert "2 of 3 finished, 1 failed, 0 not run" in table
     assert "the same command tries them again" in done.stderr
     after = finished(work)
-    assert after.keys() == {(method, seed) for method in ("csc", "lwf") for seed in "01"}
+    assert after.keys() == {("csc", "0"), ("lwf", "0")}
     assert before.items() <= after.items()
     logs = [path.name for path in (work / "logs").iterdir()]
     assert len({name.rpartition("-seed")[0] for name in logs}) == 2
@@ -87,19 +88,22 @@ def test_a_study_that_is_killed_goes_on_and_finished_cells_are_never_run_again(w
     assert not list((work / "checkpoints").iterdir())
 
     again = csc(*words)
-    assert "2 runs to do, on digits-b0c5" in again.stdout
+    assert "1 run to do, on digits-b0c5" in again.stdout
     assert finished(work) == after
     narrow = csc(*words, "--methods", "csc")
     assert narrow.returncode == 0, narrow.stdout + narrow.stderr
-    assert "runs to do" not in narrow.stdout
-    assert "2 of 2 finished, 0 failed, 0 not run" in narrow.stdout
+    assert " to do, on" not in narrow.stdout
+    assert "1 of 1 finished, 0 failed, 0 not run" in narrow.stdout
 
 
 def test_an_interrupt_stops_all_cells_and_leaves_no_run_open(words, tmp_path):
     from mlflow.tracking import MlflowClient
 
     with subprocess.Popen(
-        command(*words, "--methods", "csc", "--verbose"), stdout=subprocess.PIPE, text=True, env=environment()
+        command(*words, "--methods", "csc", "--seeds", "0,1", "--verbose"),
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(),
     ) as victim:
         training = set()
         for line in victim.stdout:
