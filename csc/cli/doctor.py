@@ -40,8 +40,8 @@ USES = {
     "submit": ("csc submit", ("kfp",)),
 }
 LEAST_SHARED_MEMORY = 512 << 20  # loader processes hand batches through it; a container has 64 MB unless told otherwise
-# MLflow's own patience with a server that does not answer is many minutes.
-IMPATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "15"}
+# MLflow itself tries a server that does not answer for many minutes.
+FEW_TRIES = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "15"}
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def _tracking() -> Check:
     if uri.startswith("sqlite:///") and not database.is_file():
         folder = _writable("tracking", database.parent)
         return folder if folder.status == "failed" else Check("tracking", "ok", f"{database} · will be made")
-    for name, value in IMPATIENCE.items():
+    for name, value in FEW_TRIES.items():
         os.environ.setdefault(name, value)
     try:
         from csc.tracking.queries import reach

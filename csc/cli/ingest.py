@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from csc.cli.command import Command
 from csc.data.cores import cores
 from csc.errors import BadData
-from csc.scenario import Scenario
+from csc.scenario import PAPER_SCENARIOS, Scenario
 
 if TYPE_CHECKING:
     from csc.data.dataset import Dataset
@@ -76,9 +76,25 @@ def _run(arguments: Namespace) -> int:
     given = f" (from {arguments.class_order})" if arguments.class_order else ""
     print(f"class order{given}: {_some(dataset.classes, 10)}")
     print(f"{len(dataset.classes)} classes · fingerprint {dataset.fingerprint[:12]} · {dataset.uri}")
-    next_scenario = f"{dataset.name}-b0c{max(1, len(dataset.classes) // 5)}"
-    print(f"next: csc run {next_scenario} --data {shlex.quote(arguments.out)}")
+    scenario = _suggested(dataset.name, len(dataset.classes))
+    print(f"next: csc run {scenario} --data {shlex.quote(arguments.out)}")
     return 0
+
+
+def _suggested(name: str, classes: int) -> str:
+    """A scenario to begin with: one of the paper's, else about five tasks of two classes or more.
+
+    A task of one class has no image without it, so there would be nothing to tell apart.
+
+    >>> [_suggested("pets", classes) for classes in (3, 4, 5, 20, 23)]
+    ['pets-b2c1', 'pets-b0c2', 'pets-b3c2', 'pets-b0c4', 'pets-b7c4']
+    """
+    known = [scenario for scenario in PAPER_SCENARIOS if Scenario.parse(scenario).dataset == name]
+    if known:
+        return known[0]
+    each = max(2, classes // 5) if classes > 3 else 1
+    first = max(each + classes % each, min(2, classes - 1))
+    return f"{name}-b{first if first > each else 0}c{each}"
 
 
 def _notes(dataset: "Dataset") -> list[str]:

@@ -46,15 +46,16 @@ def missing_packages(*names: str) -> str:
     return f"not installed: {', '.join(names)}; run: pip install '{DISTRIBUTION}[{extras}]', or [all] for everything"
 
 
-def preflight(config: Config, workdir: Path, *, in_containers: bool = False) -> None:
+def preflight(config: Config, workdir: Path, *, makes_digits: bool = False, in_containers: bool = False) -> None:
     """Refuse a run that cannot succeed on this machine.
 
     Args:
         config: its settings.
         workdir: folder of runs and results, which may not be there yet.
+        makes_digits: whether its first step makes the data from the digits of scikit-learn.
         in_containers: whether its steps bring their packages and fetch their weights themselves.
     """
-    needed = NEEDED["containers" if in_containers else "run"]
+    needed = NEEDED["containers"] if in_containers else NEEDED["run"] + ("sklearn",) * makes_digits
     if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
         raise BadConfig(missing_packages(*missing))
     folder = next(folder for folder in (workdir, *workdir.parents) if folder.exists())

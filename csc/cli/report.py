@@ -4,7 +4,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from csc.cli.command import Command
-from csc.cli.workdir import tracked_workdir, workdir_argument
+from csc.cli.workdir import run_argument, tracked_workdir, workdir_argument
 from csc.errors import BadData
 from csc.storage import local_path, write_bytes
 from csc.tracking.names import page_name
@@ -13,12 +13,7 @@ __all__ = ["REPORT"]
 
 
 def _arguments(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "run",
-        nargs="?",
-        default="",
-        help="id or name of a run, a scenario, or models:/NAME@ALIAS (default: the newest run)",
-    )
+    run_argument(parser)
     parser.add_argument("-o", "--output", metavar="FILE", help="page to write (default: in the work folder)")
     workdir_argument(parser)
 

@@ -1,14 +1,12 @@
 """The commands of `csc` that need kfp: run and compile."""
 
-import contextlib
 import difflib
 import json
 import os
 import shutil
-import signal
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +17,8 @@ from csc.cli.workdir import use_workdir, workdir_argument
 from csc.config import Config, differences, parse_overrides, resolve
 from csc.data.dataset import Dataset
 from csc.data.ingest.digits import VERSION
-from csc.errors import BadData, BadScenario, Terminated
+from csc.errors import BadData, BadScenario
+from csc.pipelines.local.interrupts import interruptible
 from csc.pipelines.local.lock import closed_if_cut_short, locked
 from csc.pipelines.local.view import PlainView, View
 from csc.pipelines.profile import SHIPPED, Profile, on_this_machine, read_profile, run_defaults
@@ -38,7 +37,6 @@ __all__ = [
     "COMPILE",
     "RUN",
     "class_count",
-    "interruptible",
     "overrides_of",
     "run_here",
     "scenario_arguments",
@@ -194,7 +192,8 @@ def _run(arguments: Namespace) -> int:
     plan = _Plan.of(arguments)
     if arguments.dry_run:
         return _dry_run(plan)
-    preflight(plan.config, plan.workdir, in_containers=arguments.runner == "docker")
+    makes_digits = plan.scenario.dataset == "digits" and not exists(join(plan.data, "dataset.json"))
+    preflight(plan.config, plan.workdir, makes_digits=makes_digits, in_containers=arguments.runner == "docker")
     from csc.pipelines.scenario import compile_pipeline
 
     view = view_for(arguments, plan.scenario.sizes(plan.classes))
@@ -278,21 +277,6 @@ def view_for(arguments: Namespace, sizes: Sequence[int]) -> View:
     from csc.pipelines.local.live import LiveView
 
     return LiveView(out, dict(enumerate(sizes, start=1)))
-
-
-@contextlib.contextmanager
-def interruptible() -> Iterator[None]:
-    """Take SIGTERM for Ctrl-C, so that whoever ends this process with `kill` leaves nothing open either."""
-
-    def terminate(*_: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough: we are on our way out
-        raise Terminated
-
-    before = signal.signal(signal.SIGTERM, terminate)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _print_json(plan: _Plan, run: "LocalRun", page: Path) -> None:

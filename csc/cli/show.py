@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from csc.cli.command import Command
-from csc.cli.workdir import tracked_workdir, workdir_argument
+from csc.cli.workdir import run_argument, tracked_workdir, workdir_argument
 from csc.errors import BadConfig
 from csc.tracking.names import settings_text
 
@@ -21,12 +21,7 @@ _LEVELS = "▁▂▃▄▅▆▇█"
 
 
 def _arguments(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "run",
-        nargs="?",
-        default="",
-        help="id or name of a run, a scenario, or models:/NAME@ALIAS (default: the newest run)",
-    )
+    run_argument(parser)
     workdir_argument(parser)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from csc.cli.command import Command
-from csc.cli.run import class_count, interruptible
+from csc.cli.run import class_count
 from csc.cli.submit import (
     check_edited,
     check_on_cluster,
@@ -24,6 +24,7 @@ from csc.data.dataset import Dataset
 from csc.data.ingest.digits import VERSION, ingest_digits
 from csc.data.published import benchmark_note
 from csc.errors import BadConfig, BadData
+from csc.pipelines.local.interrupts import interruptible
 from csc.pipelines.local.lock import make_writable
 from csc.pipelines.profile import SHIPPED as PROFILES
 from csc.pipelines.profile import Profile, read_profile, run_defaults
@@ -36,7 +37,7 @@ from csc.study.outcome import Outcome
 from csc.study.reading import SHIPPED, read_study
 from csc.study.render import text
 from csc.study.spec import Study
-from csc.study.summary import results_document, write_between
+from csc.study.summary import results_document, write_results
 
 __all__ = ["STUDY"]
 
@@ -126,7 +127,7 @@ def _tell(arguments: Namespace, studies: Sequence[Study], profile: Profile, work
     if arguments.markdown == "-":
         print(results_document(outcomes))
     else:
-        write_between(Path(arguments.markdown), results_document(outcomes))
+        write_results(Path(arguments.markdown), outcomes)
     return 0
 
 
@@ -237,7 +238,8 @@ def _run(arguments: Namespace, study: Study, left: Sequence[Cell], profile: Prof
 
     runs = distinct(left)
     scenarios = dict.fromkeys(cell.scenario.name for cell in left)
-    print(f"{study.title}: {len(runs)} runs to do, on {', '.join(scenarios)}", flush=True)
+    count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+    print(f"{study.title}: {count} to do, on {', '.join(scenarios)}", flush=True)
     print(f"the output of each run is in {workdir / 'logs'}", flush=True)
     options = ["--runner", arguments.runner, *(["--verbose"] if arguments.verbose else [])]
     options += ["--profile", arguments.profile] if arguments.profile else []

@@ -8,12 +8,18 @@ from csc.errors import BadData
 from csc.storage import local_path
 from csc.tracking.server import check_store
 
-__all__ = ["tracked_workdir", "use_workdir", "workdir_argument"]
+__all__ = ["run_argument", "tracked_workdir", "use_workdir", "workdir_argument"]
 
 
 def workdir_argument(parser: ArgumentParser) -> None:
     """Declare `--workdir`."""
     parser.add_argument("--workdir", default="work", metavar="DIR", help="folder of runs and results (default: work)")
+
+
+def run_argument(parser: ArgumentParser) -> None:
+    """Declare a run of the work folder, the newest unless it is named."""
+    known = "id or name of a run, a scenario, or models:/NAME@ALIAS (default: the newest run)"
+    parser.add_argument("run", nargs="?", default="", help=known)
 
 
 def use_workdir(workdir: str) -> Path:

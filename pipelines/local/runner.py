@@ -17,6 +17,7 @@ from kfp import components, local
 from csc.errors import CscError
 from csc.pipelines.local.cache import StepCache, cache_folder, cached_by
 from csc.pipelines.local.containers import containers_for
+from csc.pipelines.local.interrupts import raise_if_interrupted
 from csc.pipelines.local.processes import import_libraries_once, run_process
 from csc.pipelines.local.reporter import RunReporter, step_titles
 from csc.pipelines.local.steps import Start, Step, steps_run_by
@@ -79,6 +80,7 @@ def run_compiled(
             shared = {**variables, **({"CSC_PROGRESS": "1"} if view.reports else {})}
 
             def run_step(step: Step) -> int:
+                raise_if_interrupted()
                 reporter.begin(step.name)
                 code = start(replace(step, variables={**step.variables, **shared}), reporter.line)
                 reporter.end(code)

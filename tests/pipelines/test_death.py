@@ -33,7 +33,7 @@ def step(told: str):
 # Runs the step as `csc run` does; argument: how the step takes a SIGTERM, and how steps are started.
 PARENT = """
 import json, sys
-from csc.cli.run import interruptible
+from csc.pipelines.local.interrupts import interruptible
 from csc.errors import Terminated
 from csc.pipelines.local import processes
 from csc.pipelines.local.steps import Step

@@ -143,13 +143,13 @@ def digits(tmp_path: Path) -> None:
 
 def test_kfp_local_runs_the_pipeline_in_a_script(digits: None):
     told = "import json\nprint(json.dumps([run.outputs['table'], run.outputs['page'].path]))\n"
-    Path("script.py").write_text(LOCAL + told)
+    Path("script.py").write_text(LOCAL.replace("b0c5", "b0c10") + told)  # one task: kfp starts Python for each step
     done = run(sys.executable, "script.py", MLFLOW_TRACKING_URI="sqlite:///mlflow.db")
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     table, page = json.loads(done.stdout.splitlines()[-1])
     assert table in done.stdout
-    assert table.startswith(" digits-b0c5 · csc\n")
-    assert [row for row in ("0, 1, 2, 3, 4", "5, 6, 7, 8, 9") if row not in table] == []
+    assert table.startswith(" digits-b0c10 · csc\n")
+    assert "0, 1, 2, 3, 4, 5, 6, 7, 8, 9" in table
     assert "<html" in Path(page).read_text()
     assert Path("mlflow.db").is_file()
 

@@ -1,17 +1,24 @@
 """What a person sees of a run on this machine, and what a run keeps to itself in a shared work folder."""
 
+import contextlib
 import io
+import signal
+import socket
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
-from kfp import components
+from kfp import compiler, components, dsl
 
-from csc.errors import BadData
+from csc.errors import BadData, Terminated
+from csc.pipelines.local import runner
 from csc.pipelines.local import view as views
 from csc.pipelines.local.cache import cache_folder
-from csc.pipelines.local.lock import locked
+from csc.pipelines.local.interrupts import interruptible
+from csc.pipelines.local.lock import LONGEST_TEMPORARY, locked
 from csc.pipelines.local.reporter import RunReporter, step_titles
+from csc.pipelines.local.steps import Show, Step
 from csc.pipelines.local.view import PlainView
 from csc.pipelines.scenario import compile_pipeline
 from csc.pipelines.window import Window
@@ -64,6 +71,16 @@ def test_lines_of_our_steps_are_shown_all_others_only_logged(reporter: RunReport
     assert "some library talks" in reporter.log.getvalue()
 
 
+def test_what_a_stopped_step_said_begins_after_the_inputs_that_kfp_tells(reporter: RunReporter):
+    for step in ("train", "train-2"):
+        reporter.begin(step)
+        for line in ("[KFP Executor INFO]: Got executor_input:", "{", '    "inputs": {', "    }", "}"):
+            reporter.line(line)
+        reporter.line("warming up")
+        reporter.line("}")  # of the step itself
+    assert reporter.tail == ["warming up", "}"]
+
+
 def test_a_step_that_says_nothing_for_long_is_reported_ever_more_rarely(reporter: RunReporter):
     reporter.begin("register-2")
     reporter.line("Retrying: connection refused")
@@ -91,6 +108,25 @@ def test_the_same_run_twice_at_once_is_refused_and_other_runs_are_not(tmp_path: 
         pass
 
 
+def test_a_folder_of_temporary_files_is_refused_if_its_name_is_too_long_for_sockets(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        fits, too_long = (Path(short, (LONGEST_TEMPORARY - len(short) - 1 + more) * "x") for more in (0, 1))
+        for folder in (fits, too_long):
+            folder.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(fits))
+        with locked(Path(short), "one", {}) as temporary, socket.socket(socket.AF_UNIX) as made:
+            Path(f"{temporary}/pymp-12345678").mkdir()  # as the processes of a step do
+            made.bind(f"{temporary}/pymp-12345678/listener-12345678")
+        monkeypatch.setattr(tempfile, "tempdir", str(too_long))
+        with (
+            pytest.raises(BadData, match=f"TMPDIR={too_long}: too long for the sockets"),
+            locked(Path(short), "one", {}),
+        ):
+            pass
+
+
 def test_runs_reuse_only_their_own_steps(tmp_path: Path):
     tracking = f"sqlite:///{tmp_path}/mlflow.db"
     Path(tmp_path, "mlflow.db").touch()
@@ -104,3 +140,32 @@ def test_runs_reuse_only_their_own_steps(tmp_path: Path):
     Path(tmp_path, "mlflow.db").unlink()
     cache_folder(tmp_path, "one", tracking)
     assert not kept.exists()
+
+
+@pytest.mark.parametrize(("number", "kind"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated)])
+def test_no_step_begins_after_a_signal_whose_exception_was_lost(
+    number: int, kind: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    @dsl.component
+    def step(): ...
+
+    @dsl.pipeline
+    def two_steps():
+        step().after(step())
+
+    begun: list[str] = []
+
+    def start(asked: Step, show: Show) -> int:
+        begun.append(asked.name)
+        with contextlib.suppress(KeyboardInterrupt):  # as Python does in a finaliser
+            signal.raise_signal(number)
+        return 0
+
+    monkeypatch.setattr(runner, "_started_by", lambda *_: contextlib.nullcontext(start))
+    compiler.Compiler().compile(two_steps, str(tmp_path / "two.yaml"))
+    before = signal.getsignal(number)
+    with interruptible(), pytest.raises(kind) as raised:
+        runner.run_compiled(tmp_path / "two.yaml", {}, tmp_path, PlainView(io.StringIO()))
+    assert type(raised.value) is kind
+    assert len(begun) == 1
+    assert signal.getsignal(number) is before

@@ -2,7 +2,6 @@
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from csc.pipelines.profile import SHIPPED, Profile, Retry, on_this_machine, read
 from csc.retry import Retries
 from csc.scenario import Scenario
 from tests.builders import make_coco
+from tests.faults.starter import finished
 
 FOLDER = Path(__file__).parents[2] / "pipelines" / "profiles"
 DOCS = Path(__file__).parents[2] / "docs" / "profiles.md"
@@ -253,24 +253,15 @@ def test_no_pod_is_tried_again_on_this_machine():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("runner", "retry"),
-    [
-        ("subprocess", "{times: 2, wait: 1s, factor: 1}"),
-        ("subprocess", "{pods: 2, wait: 1s, factor: 1}"),
-        ("forked", "{times: 2, pods: 2, wait: 1s, factor: 1}"),
-    ],
-)
-def test_refused_input_ends_a_local_run_at_once_whatever_the_profile_says_of_retries(written, tmp_path, runner, retry):
+@pytest.mark.parametrize("runner", ["subprocess", "forked"])
+def test_refused_input_ends_a_local_run_at_once_whatever_the_profile_says_of_retries(written, tmp_path, runner):
     data = ingest_coco(make_coco(tmp_path / "raw"), tmp_path / "set", "animals").path
     (data / "labels.parquet").write_bytes(b"nonsense")
     words = ["run", "animals-b0c2", "--data", data, "--workdir", tmp_path / "work", "--set", "init=scratch"]
-    words += ["--runner", runner, "--profile", written(f"retry: {retry}")]
+    words += ["--runner", runner, "--profile", written("retry: {times: 2, pods: 2, wait: 1s, factor: 1}")]
     hidden = ("MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID")
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
-    done = subprocess.run(
-        [sys.executable, "-m", "csc", *map(str, words)], capture_output=True, text=True, env=environment, timeout=300
-    )
+    done = finished([sys.executable, "-m", "csc", *map(str, words)], environment)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "labels.parquet: not readable" in done.stderr
     assert done.stdout.count("build-dataset") == 1

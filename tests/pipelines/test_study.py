@@ -20,10 +20,11 @@ from kfp.kubernetes import kubernetes_executor_config_pb2
 from kfp.pipeline_spec import pipeline_spec_pb2
 
 from csc.cli import _parser, main
-from csc.cli.run import interruptible, overrides_of
+from csc.cli.run import overrides_of
 from csc.components.collect.component import collect
 from csc.config import resolve
 from csc.errors import BadScenario, TrackingError
+from csc.pipelines.local.interrupts import interruptible
 from csc.pipelines.package import STEPS, STEPS_LIMIT
 from csc.pipelines.profile import Profile, read_profile
 from csc.pipelines.study import compile_study, loops, parts
@@ -361,7 +362,7 @@ def test_an_interrupt_ends_all_cells(tmp_path, signal_number):
     notes = tmp_path / "notes"
     program = f"""
 import sys, time
-from csc.cli.run import interruptible
+from csc.pipelines.local.interrupts import interruptible
 try:
     with interruptible():
         with open({str(notes)!r}, "a") as notes: print("begin", file=notes)
