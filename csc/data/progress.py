@@ -95,7 +95,7 @@ class Progress(_Line):
 
     def _line(self, epoch: int, terms: Mapping[str, float]) -> str:
         speed, left = self._per_second(self.done), self._left()
-        losses = "".join(f" · {name} {value:.4f}" for name, value in terms.items())
+        losses = " · loss" * bool(terms) + " ·".join(f" {name} {value:.4f}" for name, value in terms.items())
         return f"{self.title} · epoch {epoch + 1}/{self.epochs}{losses} · {speed:.0f} images/s · {left:.0f} s left"
 
 

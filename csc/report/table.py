@@ -44,15 +44,15 @@ def text_table(run: Run) -> str:
     tasks = [aligned(row, widths, left=2) for row in [header, *rows, average]]
     compared = [["", *NUMBERS.values()], *([label, *numbers] for label, numbers in comparison(run))]
     compared_widths = [max(width_of(row[column]) for row in compared) for column in range(len(compared[0]))]
-    last_and_average = [aligned(row, compared_widths, left=1) for row in compared]
+    ours_and_theirs = [aligned(row, compared_widths, left=1) for row in compared]
     about = [f" {name} {value}" for name, value in facts(run).items()]
-    rule = max(width_of(line) for line in [*tasks, *last_and_average]) + 1
+    rule = max(width_of(line) for line in [*tasks, *ours_and_theirs]) + 1
     thick, thin = "━" * rule, "─" * rule
     return "\n".join(
         [
             f" {printable(run.scenario)} · {printable(run.method)}",
             *[thick, tasks[0], thin, *tasks[1:-1], thin, tasks[-1], thick],
-            *[last_and_average[0], thin, *last_and_average[1:], thick],
+            *([ours_and_theirs[0], thin, *ours_and_theirs[1:], thick] if len(compared) > 2 else []),
             *[f" * {note}" for note in notes(run)],
             about[0],  # the initialisation may be long
             " ·".join(about[1:]),

@@ -70,7 +70,8 @@ def keep_figures(run_id: str, figures: "Mapping[str, Image.Image]", step: int) -
         client = connect()
         begun = client.get_run(run_id).info.start_time
         for name, figure in figures.items():
-            path = f"{folder}/{name}+step+{step}+timestamp+{begun}+{uuid.uuid5(uuid.NAMESPACE_OID, name)}"
+            key = uuid.uuid5(uuid.NAMESPACE_OID, name)
+            path = f"{folder}/{name.replace('/', '~')}+step+{step}+timestamp+{begun}+{key}"
             figure.save(f"{path}.png", optimize=True)
             small = figure.copy()
             small.thumbnail((PREVIEW, PREVIEW))

@@ -12,7 +12,8 @@ from typing import Any
 
 __all__ = ["FIGURES", "saved_views", "view_path"]
 
-FIGURES = ("mAP by task", "AP by task", "reliability")  # the images of a scenario's run
+# The images of a scenario's run. MLflow puts what is before the slash above the charts of a run's metrics.
+FIGURES = ("figures/mAP by task", "figures/AP by task", "figures/reliability")
 
 _TAG = "mlflow.sharedViewState."
 _COLUMNS = (

@@ -156,7 +156,8 @@ class LiveView(View):
             self._done(title, self.said.removeprefix("data: "), seconds)
         elif step == _LAST_STEP:
             facts = [self.result] if self.result else []
-            facts += [f"{self._reused[task]} steps reused"] if task in self._reused else []
+            reused = self._reused.get(task, 0)
+            facts += [f"{reused} step{'s' if reused > 1 else ''} reused"] if reused else []
             self._done(f"task {task}", " · ".join(facts), time.monotonic() - self._task_begun)
             self.result = ""
 
@@ -169,7 +170,7 @@ class LiveView(View):
             self._print(Text.assemble(("✓ ", "green"), f"{f'task {task}' if task else title:<9}", ("reused", "dim")))
 
     def _done(self, title: str, text: str, seconds: float) -> None:
-        took = f" ({duration(seconds)})"
+        took = f"{' ' if text else ''}({duration(seconds)})"
         self._print(Text.assemble(("✓ ", "green"), f"{title:<9}", text, (took, "dim")))
 
     def _print(self, line: Text) -> None:

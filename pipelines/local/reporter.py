@@ -11,6 +11,7 @@ from csc.report.text import printable
 
 __all__ = ["RunReporter", "step_titles"]
 
+_END_OF_INPUTS = "}"  # of the JSON in which kfp tells a step's inputs before the step begins
 _OUR_ERROR = re.compile(r"csc\.errors\.\w+: (?P<message>.*)")
 
 
@@ -46,12 +47,13 @@ class RunReporter:
         self.error: str | None = None
         self.current = ""
         self.tail: list[str] = []
+        self._inputs_told = False
         self._started = time.monotonic()
         view.expect(titles.values())
 
     def begin(self, name: str) -> None:
         """A step begins."""
-        self.current, self.tail = self.titles.get(name, name), []
+        self.current, self.tail, self._inputs_told = self.titles.get(name, name), [], False
         self._started = time.monotonic()
         self.view.begin(self.current)
 
@@ -63,6 +65,8 @@ class RunReporter:
         self.log.write(f"{line}\n")
         self.log.flush()
         self.tail = [*self.tail[-30:], line]
+        if line == _END_OF_INPUTS and not self._inputs_told:
+            self.tail, self._inputs_told = [], True
         if error := _OUR_ERROR.match(line.strip()):
             self.error = error["message"]
         self.view.line(printable(line.expandtabs().strip()))

@@ -408,7 +408,7 @@ def test_ingest_coco_tells_the_counts_and_what_to_do_next(name: str, place: Path
     lines = printed(["ingest", "coco", "--source", "raw", "--out", "out", "--name", name], capsys)
     assert [line.split(", ")[1] for line in lines[1:3]] == ["6 with a label", "4 with a label"]
     assert not [line for line in lines if "published" in line or line.startswith("note:")]
-    assert next_command(lines) == (f"{name}-b0c1", "out")
+    assert next_command(lines) == (f"{name}-b0c2", "out")
     ingest(*next_command(lines))
 
 
@@ -429,7 +429,7 @@ def test_ingest_coco2014_tells_the_counts_and_what_to_do_next(place: Path, capsy
     assert "train        6 images (published: 82,783), 6 with a label (published: 82,081)" in lines
     assert "note: test: 4 images (published: 40,504)" in lines
     assert any("80 classes · fingerprint" in line for line in lines)
-    assert next_command(lines) == ("coco-b0c16", "coco")
+    assert next_command(lines) == ("coco-b0c10", "coco")
 
 
 @pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])

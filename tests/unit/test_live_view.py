@@ -53,11 +53,14 @@ def test_finished_tasks_are_lines_and_reused_ones_say_so(view: LiveView):
     view.line("retry: no answer; trying again in 60 s")
     view.end("task 2 · register", 1.0)
     view.line("task 3/3 · asked to stop · saved after update 3 of 9 in epoch 1; the next try resumes there")
+    view.begin("report")
+    view.end("report", 2.0)
     assert printed(view) == [
         "✓ task 1   reused",
         "  retry: no answer; trying again in 60 s",
-        "✓ task 2   mAP 61.20 · CF1 3.00 · 1 steps reused (0 s)",
+        "✓ task 2   mAP 61.20 · CF1 3.00 · 1 step reused (0 s)",
         "  task 3/3 · asked to stop · saved after update 3 of 9 in epoch 1; the next try resumes there",
+        "✓ report   (2 s)",
     ]
 
 

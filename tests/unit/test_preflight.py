@@ -89,13 +89,15 @@ print(*sys.modules)
 def test_a_run_that_lacks_packages_or_room_is_refused_with_what_to_do(monkeypatch, tmp_path):
     config = resolve("digits", {})
     check_machine(config, tmp_path / "not" / "yet")
-    missing = {"torch", "timm", "kfp"}
+    missing = {"torch", "timm", "kfp", "sklearn"}
     find_spec = importlib.util.find_spec
     with monkeypatch.context() as without:
         without.setattr(importlib.util, "find_spec", lambda name: None if name in missing else find_spec(name))
         line = "not installed: kfp, torch, timm; run: pip install 'csc-mlcil[pipelines,train]', or [all] for everything"
         with pytest.raises(BadConfig, match=re.escape(line)):
             check_machine(config, tmp_path)
+        with pytest.raises(BadConfig, match=r"timm, sklearn; run: pip install 'csc-mlcil\[pipelines,train,data\]'"):
+            check_machine(config, tmp_path, makes_digits=True)
         missing -= {"kfp"}
         check_machine(config, tmp_path, in_containers=True)
     usage = shutil.disk_usage(tmp_path)._replace(free=3 << 20)

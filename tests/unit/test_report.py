@@ -178,8 +178,10 @@ def test_text_table_shows_averages_and_the_paper_apart_from_ours():
     assert lines[-1] == " seed 7 · data 0123456789ab · code 0.1.0"
 
 
-def test_text_table_of_an_unknown_scenario_has_no_paper_line():
-    assert "paper" not in table.text_table(RUNS["uneven"])
+def test_text_table_of_an_unknown_scenario_has_no_paper_line_and_repeats_no_number_for_it():
+    text = table.text_table(RUNS["uneven"])
+    assert "paper" not in text
+    assert "this run" not in text
 
 
 def test_numbers_that_the_paper_copied_are_marked():

@@ -135,6 +135,13 @@ def test_it_is_said_that_no_score_exceeds_the_threshold(made: "Reported"):
     assert "1 class is never predicted, as no score of theirs exceeds 0.5: 0." in told
 
 
+def test_an_extended_model_is_not_said_to_know_only_what_was_judged():
+    task = make_run().tasks[0]
+    run = msgspec.structs.replace(make_run(), tasks=(msgspec.structs.replace(task, task=3),))
+    assert "the model knows, only those of task 3 are judged, with a mAP of" in said(run)
+    assert "The model knows" not in said(run)
+
+
 def test_the_class_that_lost_most_is_named_with_its_loss():
     run = make_run()
     last = run.last.metrics

@@ -522,7 +522,7 @@ def test_figures_are_images_of_the_scenarios_run_and_come_once(client: Any, tmp_
     paths = [item.path for item in client.list_artifacts(parent.info.run_id, "images")]
     begun = parent.info.start_time
     for figure in ("mAP by task", "AP by task"):  # as MLflow's pages expect it: an image, and a smaller copy of it
-        found = [path for path in paths if path.startswith(f"images/{figure}+step+1+timestamp+{begun}+")]
+        found = [path for path in paths if path.startswith(f"images/figures~{figure}+step+1+timestamp+{begun}+")]
         assert [path.rpartition(".")[2] for path in sorted(found)] == ["webp", "png"]
         for path in found:
             image = Image.open(client.download_artifacts(parent.info.run_id, path, str(tmp_path)))
