@@ -11,9 +11,11 @@
     RegisteredTask   registered.json               register, prior        train, evaluate, register, report
 
 Tables have modules of their own (`csc.data.views`, `csc.data.scores`, `csc.data.evidence`), and so has the model folder
-(`csc.model`). What does not follow its contract is refused in one line that names the file and the key.
+(`csc.model`). What does not follow its contract is refused in one line that names the file and the key. Every file has
+the digest of its content, so that damage is noticed where it is read.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator
@@ -40,6 +42,7 @@ __all__ = [
 ]
 
 
+_DIGEST = "sha256"  # key of a file, next to those of its contract
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
@@ -83,12 +86,23 @@ class _Contract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
-        """Read what `write` wrote."""
-        return cls.from_plain(read_json(Path(path)), str(path))
+        """Read what `write` wrote; content that has changed since is refused."""
+        content = read_json(Path(path))
+        digest = content.pop(_DIGEST, None) if isinstance(content, dict) else None
+        if digest not in (None, _digest(content)):  # none: written by hand, or by a version before there were any
+            remedy = f"; make it with the {cls.made_by} step" if cls.made_by else ""
+            raise cls.refusal(f"{path}: has changed since it was written (its digest is another){remedy}")
+        return cls.from_plain(content, str(path))
 
     def write(self, path: str | Path) -> None:
         """Write a file, whole or not at all."""
-        write_json(Path(path), self.to_plain())
+        content = self.to_plain()
+        write_json(Path(path), {**content, _DIGEST: _digest(content)})
+
+
+def _digest(content: object) -> str:
+    """The SHA-256 of what JSON holds, however it is laid out."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _explained(message: str) -> str:

@@ -1,6 +1,7 @@
 """Files that a step hands to a later one, tampered with: each gives the one line of its recipe in `artifacts.yaml`."""
 
 import functools
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,7 @@ from tests.unit.training.bench import SCENARIO, saved_model, settings
 
 RECIPES = recipes("artifacts")
 CONFIG = settings("head=linear")
+SPLIT = Split("digits-b0c5", 1, 2, DIGITS[:5], DIGITS[:5])
 Read = Callable[[Path], object]
 
 
@@ -73,6 +75,15 @@ def _step(name: str, folder: Path) -> None:
     shutil.copy(trained(folder / "made", 1).folder / name, folder)
 
 
+def _unsigned(make: Callable[[Path], object], folder: Path) -> None:
+    """Make a JSON file and take its digest out, as whoever tampers with it can."""
+    make(folder)
+    for file in folder.glob("*.json"):
+        content = json.loads(file.read_text())
+        del content["sha256"]
+        file.write_text(json.dumps(content, indent=1))
+
+
 def _scores(folder: Path) -> None:
     _step("test.parquet", folder)
     view = read_view(folder / "test.parquet")
@@ -86,16 +97,19 @@ def _memory(folder: Path) -> None:
 # What is made in a folder, and how it is read.
 GIVEN: dict[str, tuple[Callable[[Path], object], Read]] = {
     "split": (
-        lambda folder: Split("digits-b0c5", 1, 2, DIGITS[:5], DIGITS[:5]).write(folder / "split.json"),
+        functools.partial(_unsigned, lambda folder: SPLIT.write(folder / "split.json")),
         lambda folder: Split.read(folder / "split.json"),
     ),
-    "metrics": (functools.partial(_step, "metrics.json"), lambda folder: Metrics.read(folder / "metrics.json")),
+    "metrics": (
+        functools.partial(_unsigned, functools.partial(_step, "metrics.json")),
+        lambda folder: Metrics.read(folder / "metrics.json"),
+    ),
     "training": (
-        functools.partial(_step, "model/training.json"),
+        functools.partial(_unsigned, functools.partial(_step, "model/training.json")),
         lambda folder: Training.read(folder / "training.json"),
     ),
     "registered": (
-        lambda folder: write_registered(folder / "registered.json", "f" * 64),
+        functools.partial(_unsigned, lambda folder: write_registered(folder / "registered.json", "f" * 64)),
         lambda folder: RegisteredTask.read(folder / "registered.json"),
     ),
     "card": (_card, read_card),

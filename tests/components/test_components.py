@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from kfp import dsl
 
+from csc.artifacts import DatasetFacts, Metrics
 from csc.components.build_dataset.component import build_dataset
 from csc.components.embed.component import embed
 from csc.components.evaluate.component import evaluate
@@ -85,7 +86,7 @@ def test_the_artifact_of_ingest_says_what_and_where_the_data_are(chain):
     assert facts["display_name"] == "digits"
     assert facts["fingerprint"] == json.loads(chain["origin"])["fingerprint"]
     assert (facts["train_images"], facts["test_images"], facts["classes"]) == (60, 30, 10)
-    assert json.loads(Path(chain["dataset"].path).read_text()) == facts
+    assert DatasetFacts.read(chain["dataset"].path).to_plain() == facts
 
 
 def test_model_artifacts_say_what_they_are_and_where_they_are_registered(chain):
@@ -108,13 +109,13 @@ def test_every_metric_can_be_computed_again_from_the_scores(chain):
     from csc import metrics
     from csc.data.scores import Scores
 
-    stored = json.loads(Path(chain["metrics-2"].path).read_text())
-    before = json.loads(Path(chain["metrics-1"].path).read_text())
+    stored = Metrics.read(chain["metrics-2"].path).to_plain()
+    before = Metrics.read(chain["metrics-1"].path)
     found = Scores.read(Path(chain["scores-2"].path) / "scores.parquet")
     assert found.classes == tuple("0123456789")
     calibration = json.loads((Path(chain["model-2"].path) / "model.json").read_text())["calibration"]
     scored = found.confidences, found.targets, found.classes
-    assert metrics.evaluate(*scored, stored["threshold"], before["best_AP"], old=5, **calibration) == stored
+    assert metrics.evaluate(*scored, stored["threshold"], before.best_AP, old=5, **calibration) == stored
 
 
 def test_headline_numbers_are_shown_by_the_pipeline_too(chain):

@@ -1,5 +1,6 @@
 """The contracts between steps: what is written is read back, and anything else is refused by file and key."""
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -64,6 +65,20 @@ def test_a_file_that_breaks_its_contract_is_refused_by_its_name_and_key(
     assert line.startswith(f"{tmp_path / 'file.json'}: ")
     assert said in line
     assert len(line.splitlines()) == 1
+
+
+@every_contract
+def test_no_flipped_bit_changes_what_is_read(contract: Any, tmp_path: Path):
+    file = tmp_path / "file.json"
+    contract.write(file)
+    written = file.read_bytes()
+    for position in range(len(written)):
+        for bit in (0, 5):  # the second makes letters small or large
+            changed = bytearray(written)
+            changed[position] ^= 1 << bit
+            file.write_bytes(changed)
+            with contextlib.suppress(CscError):
+                assert type(contract).read(file) == contract, position  # a space became another
 
 
 @pytest.mark.parametrize("content", ["[]", "{", "1"])

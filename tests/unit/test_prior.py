@@ -72,9 +72,9 @@ def test_the_key_is_that_of_the_models_own_run():
     assert run_key(card(1)) == resolve("digits", {}).fingerprint(SCENARIO, DATA, CODE)
 
 
-def test_the_record_comes_back_as_it_was_kept(found, capsys):
+def test_the_record_comes_back_as_it_was_kept(found, tmp_path, capsys):
     kept = found(1)
-    assert RegisteredTask.from_plain(kept, "") == record(Registered(**kept["model"]))
+    assert RegisteredTask.read(tmp_path / "registered") == record(Registered(**kept["model"]))
     assert (kept["model"]["version"], kept["model"]["fingerprint"]) == ("1", "a")
     assert capsys.readouterr().out == "task 1: continues models:/digits-b0c4-csc/1\n"
 
