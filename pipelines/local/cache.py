@@ -17,6 +17,8 @@ from kfp import dsl
 from kfp.local import cache
 from kfp.local.cache import LocalCache
 
+from csc.config.schema import EXECUTION_ONLY
+from csc.config.tree import flatten, nested
 from csc.errors import CscError
 from csc.storage import read_json, sha256_file, write_json
 from csc.version import code_version
@@ -57,10 +59,13 @@ class StepCache(LocalCache):  # type: ignore[misc]
     def compute_key(self, component_name: str, *arguments: Any, **options: Any) -> str:
         """Note which step is asked for; the key has the code version, and the digests of inputs instead of paths.
 
-        Other code would make something else of inputs that are the same.
+        Other code would make something else of inputs that are the same. With how many processes a task was trained
+        makes no difference.
         """
         self._step = component_name.removeprefix("comp-")
         contents = {name: self._content(value) for name, value in options["arguments"].items()}
+        if isinstance(config := contents.get("config"), str):
+            contents["config"] = _deciding(config)
         options["arguments"] = {**contents, "code version": code_version()}
         return str(super().compute_key(component_name, *arguments, **options))
 
@@ -106,6 +111,16 @@ class StepCache(LocalCache):  # type: ignore[misc]
         if isinstance(value, dsl.Artifact) and value.uri in self._digests:
             return {"sha256": self._digests[value.uri], "metadata": value.metadata}
         return value
+
+
+def _deciding(config: str) -> str:
+    """Settings, as JSON, without those that may change while a run is resumed.
+
+    >>> _deciding('{"seed": 1, "train": {"workers": 2}}')
+    '{"seed": 1}'
+    """
+    left_out = {key for key in EXECUTION_ONLY if key.startswith("train.")}  # register's own decide what it does
+    return json.dumps(nested({key: value for key, value in flatten(json.loads(config)) if key not in left_out}))
 
 
 def digest_of(path: Path) -> str:

@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TextIO
@@ -17,6 +18,7 @@ from csc.steps.finish import close
 
 __all__ = ["LONGEST_TEMPORARY", "closed_if_cut_short", "is_going_on", "locked", "make_writable"]
 
+_CLEARING_SECONDS = 3.0  # for which another run may hold the lock of a killed one, to clear up after it
 LONGEST_TEMPORARY = 58  # bytes of TMPDIR: the sockets of a step's processes are three names below, and have 107 at most
 
 
@@ -46,7 +48,7 @@ def locked(workdir: Path, name: str, run: Mapping[str, str]) -> Iterator[Path]:
             f"TMPDIR={root}: too long for the sockets of a run; name one of at most {LONGEST_TEMPORARY} bytes"
         )
     with (workdir / "runs" / f"{name}.lock").open("a+", encoding="utf-8") as lock:
-        if not _taken(lock):
+        if not _acquired(lock, _CLEARING_SECONDS):
             raise BadData(f"{workdir}: the same run is going on there; wait for it or choose another --workdir")
         _clear(workdir, name, _content(lock))
         _clear_killed_runs(workdir, name)
@@ -77,7 +79,7 @@ def _made_there(folder: str) -> Iterator[None]:
 def is_going_on(workdir: Path, name: str) -> bool:
     """Whether a process is at work on a run."""
     with (workdir / "runs" / f"{name}.lock").open("a+", encoding="utf-8") as lock:
-        return not _taken(lock)
+        return not _acquired(lock)
 
 
 @contextlib.contextmanager
@@ -96,7 +98,7 @@ def _clear_killed_runs(workdir: Path, name: str) -> None:
         if file.stem == name:
             continue
         with file.open("a+", encoding="utf-8") as lock:
-            if _taken(lock) and (run := _content(lock)):
+            if _acquired(lock) and (run := _content(lock)):
                 _clear(workdir, file.stem, run)
                 if _close(run, "CANCELED"):
                     _write(lock, "")
@@ -122,12 +124,18 @@ def _close(run: Mapping[str, str], state: str) -> bool:
     return True
 
 
-def _taken(lock: TextIO) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
+def _acquired(lock: TextIO, seconds: float = 0.0) -> bool:
+    """Whether we have the lock now; others may have it for some seconds."""
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.05)
+        else:
+            return True
 
 
 def _content(lock: TextIO) -> dict[str, str]:

@@ -12,7 +12,7 @@ from csc.report.text import printable
 __all__ = ["RunReporter", "step_titles"]
 
 _END_OF_INPUTS = "}"  # of the JSON in which kfp tells a step's inputs before the step begins
-_OUR_ERROR = re.compile(r"csc\.errors\.\w+: (?P<message>.*)")
+_OUR_ERROR = re.compile(r"csc\.(?:\w+\.)+[A-Z]\w*: (?P<message>.*)")  # how a traceback ends that we raised
 
 
 def step_titles(spec: Any) -> dict[str, str]:

@@ -1,10 +1,12 @@
 """What a person sees of a run on this machine, and what a run keeps to itself in a shared work folder."""
 
 import contextlib
+import fcntl
 import io
 import signal
 import socket
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -63,6 +65,16 @@ def test_reused_steps_have_the_titles_of_their_tasks(reporter: RunReporter):
     assert "task 2 · evaluate reused" in reporter.log.getvalue()
 
 
+@pytest.mark.parametrize(
+    "error", ["csc.errors.BadData", "csc.storage.uris.NoSuchFile", "csc.distributed.cluster.Unanswered"]
+)
+def test_an_error_of_ours_is_known_wherever_its_class_is(reporter: RunReporter, error: str):
+    reporter.begin("train")
+    for line in ("ValueError: of somebody else", "csc.training: not an error", f"{error}: no such file: split"):
+        reporter.line(line)
+    assert reporter.error == "no such file: split"
+
+
 def test_lines_of_our_steps_are_shown_all_others_only_logged(reporter: RunReporter):
     reporter.begin("train")
     for line in ("task 1/3 · epoch 1/2", "some library talks", "retry: no answer; trying again in 60 s"):
@@ -99,7 +111,17 @@ def test_silence_is_watched_while_kfp_runs(reporter: RunReporter, monkeypatch: p
     assert said(reporter)[1].endswith("its last line: no output yet")
 
 
-def test_the_same_run_twice_at_once_is_refused_and_other_runs_are_not(tmp_path: Path):
+def test_a_run_waits_for_another_that_clears_up_after_it(tmp_path: Path):
+    with locked(tmp_path, "one", {}):
+        lock = (tmp_path / "runs" / "one.lock").open("a+")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    threading.Timer(0.3, lock.close).start()
+    with locked(tmp_path, "one", {}):
+        assert lock.closed
+
+
+def test_the_same_run_twice_at_once_is_refused_and_other_runs_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("csc.pipelines.local.lock._CLEARING_SECONDS", 0.2)
     with locked(tmp_path, "one", {}) as folder, locked(tmp_path, "two", {}) as other:
         assert folder != other
         with pytest.raises(BadData, match="the same run is going on there"), locked(tmp_path, "one", {}):

@@ -13,14 +13,14 @@ class Pipeline:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.ran, self.reused, self.damaged = folder, [], [], []
-        self.tries = 0
+        self.tries, self.config = 0, '{"seed": 1}'
 
     def run(self) -> None:
         self.ran, self.reused, self.damaged = [], [], []
         self.tries += 1
         cache = StepCache(self.folder / "cache", self.reused.append, lambda *names: self.damaged.append(names))
         view = self.step(cache, "build", {"task": 1}, self.build)
-        self.step(cache, "train", {"view": view["view"]}, self.train)
+        self.step(cache, "train", {"view": view["view"], "config": self.config}, self.train)
 
     def step(self, cache: StepCache, name: str, arguments: dict, make) -> dict:
         key = cache.compute_key(component_name=f"comp-{name}", image="i", full_command=["c"], arguments=arguments)
@@ -54,6 +54,15 @@ def pipeline(tmp_path: Path) -> Pipeline:
 def test_steps_whose_outputs_are_as_they_were_written_are_reused(pipeline: Pipeline):
     pipeline.run()
     assert (pipeline.ran, pipeline.reused, pipeline.damaged) == ([], ["build", "train"], [])
+
+
+def test_a_run_is_resumed_with_another_number_of_processes_and_not_with_other_settings(pipeline: Pipeline):
+    pipeline.config = '{"seed": 1, "train": {"workers": 4, "processes": 2}}'
+    pipeline.run()
+    assert pipeline.ran == []
+    pipeline.config = '{"seed": 1, "train": {"workers": 4, "epochs": 2}}'
+    pipeline.run()
+    assert pipeline.ran == ["train"]
 
 
 def test_other_code_reuses_nothing(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch):

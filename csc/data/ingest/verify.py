@@ -11,7 +11,7 @@ from csc.data.dataset import Dataset
 from csc.data.ingest.coco import annotation_files, coco2014_files
 from csc.data.ingest.coco_annotations import AnnotationFile
 from csc.data.ingest.images import split_by_name
-from csc.data.ingest.source import Source
+from csc.data.ingest.source import LONGEST_TABLE, Source
 from csc.errors import BadData
 
 __all__ = ["verify_coco"]
@@ -57,7 +57,7 @@ def _read(files: Source, item: AnnotationFile) -> Iterator[tuple[str, set[str], 
     from pycocotools.coco import COCO
 
     coco = COCO()
-    coco.dataset = json.loads(files.read(item.file).decode("utf-8-sig"))
+    coco.dataset = json.loads(files.read(item.file, LONGEST_TABLE).decode("utf-8-sig"))
     with contextlib.redirect_stdout(io.StringIO()):  # it says what it does
         coco.createIndex()
     ordinary, any_kind = defaultdict[int, set[str]](set), defaultdict[int, set[str]](set)
