@@ -17,47 +17,47 @@ __all__ = ["results_document", "write_results"]
 
 def results_document(outcomes: Sequence[Outcome]) -> str:
     """What came of some studies as Markdown: their claims first, then all tables."""
-    return "\n".join(["# Claims", "", _all_claims(outcomes), *map(markdown, outcomes)])
+    return "\n".join(["# Claims", "", *map(_claims, outcomes), *map(markdown, outcomes)])
 
 
 def write_results(path: Path, outcomes: Sequence[Outcome]) -> None:
-    """Put what came of some studies between the marks of a document; claims have marks of their own, if it has them."""
+    """Put what came of each study between its own marks of a document; the rest of it stays as it is.
+
+    Its tables stand between `<!-- results NAME: begin -->` and `end`, its claims between `<!-- claims NAME: begin -->`
+    and `end` if the document has such lines.
+    """
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    if "<!-- claims: begin -->" in text:
-        text = _replaced(path, text, "claims", _all_claims(outcomes))
-        content = "\n".join(map(markdown, outcomes))
-    else:
-        content = results_document(outcomes)
-    write_bytes(path, _replaced(path, text, "results", content).encode())
+    for outcome in outcomes:
+        name = outcome.study.name
+        text = _replaced(path, text, f"results {name}", markdown(outcome))
+        if f"<!-- claims {name}: " in text:
+            text = _replaced(path, text, f"claims {name}", _claims(outcome))
+    write_bytes(path, text.encode())
 
 
 def _replaced(path: Path, text: str, part: str, content: str) -> str:
     """A document with other content between the marks of a part, its heads two levels lower."""
     begin, end = f"<!-- {part}: begin -->", f"<!-- {part}: end -->"
     if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
-        raise BadData(f"{path}: expected a document with the lines '{begin}' and '{end}', the {part} come between them")
+        raise BadData(f"{path}: expected a document with the lines '{begin}' and '{end}', to write between them")
     before, after = text.partition(begin)[0], text.partition(end)[2]
     lower = re.sub(r"^#", "###", content.strip(), flags=re.MULTILINE)
     return f"{before}{begin}\n\n{lower}\n\n{end}{after}"
 
 
-def _all_claims(outcomes: Sequence[Outcome]) -> str:
-    return "\n".join(line for outcome in outcomes for line in _claims(outcome))
-
-
-def _claims(outcome: Outcome) -> list[str]:
+def _claims(outcome: Outcome) -> str:
     """A row for each claim of a study, a column for each scenario."""
     found, column = claims(outcome), outcome.study.columns[0]
     title = f"**{escape_markdown(outcome.title)}**, by {COLUMNS[column]}"
     if not found:
-        return [f"{title}: nothing to compare yet.", ""]
+        return f"{title}: nothing to compare yet.\n"
     scenarios = list(dict.fromkeys(claim.scenario for claim in found))
     cells = {(claim.higher, claim.lower, claim.scenario): _cell(claim, column) for claim in found}
     pairs = dict.fromkeys((claim.higher, claim.lower) for claim in found)
     rows = [[f"{high} > {low}", *(cells.get((high, low, name), "–") for name in scenarios)] for high, low in pairs]
     words = [claim.verdict for claim in found]
     counts = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
-    return [f"{title}: {counts}.", "", *markdown_lines(Table("", "", ["", *scenarios], rows, 1, [])), ""]
+    return "\n".join([f"{title}: {counts}.", "", *markdown_lines(Table("", "", ["", *scenarios], rows, 1, [])), ""])
 
 
 def _cell(claim: Claim, column: str) -> str:

@@ -726,16 +726,16 @@ def test_a_document_has_the_claims_of_all_studies_before_their_tables(two_rows, 
     assert document.index("nothing to compare yet") < document.index("# Mine")
 
 
-def test_a_document_keeps_what_stands_around_the_results(two_rows, tmp_path):
+def test_a_document_keeps_what_stands_around_the_results_of_a_study(two_rows, tmp_path):
     outcome = two_rows((80.1, 80.3, 80.2), (70.2, 70.1, 70.4))
-    path = tmp_path / "RESULTS.md"
-    path.write_text("before\n<!-- results: begin -->\nold\n<!-- results: end -->\nafter\n")
+    path, name = tmp_path / "RESULTS.md", outcome.study.name
+    other = "<!-- results other: begin -->\nkept\n<!-- results other: end -->\n"
+    path.write_text(f"before\n<!-- results {name}: begin -->\nold\n<!-- results {name}: end -->\n{other}")
     for _ in range(2):
         write_results(path, [outcome])
-        before, content, after = re.split(r"<!-- results: (?:begin|end) -->", path.read_text())
-        assert (before, after) == ("before\n", "\nafter\n")
-        assert content.startswith("\n\n### Claims\n")
-        assert "### Mine" in content
+        before, content, after = re.split(rf"<!-- results {name}: (?:begin|end) -->", path.read_text())
+        assert (before, after) == ("before\n", f"\n{other}")
+        assert content.startswith("\n\n### Mine\n")
     path.write_text("no marks")
     for place in (path, tmp_path / "missing.md"):
         with pytest.raises(BadData, match="expected a document with the lines"):
@@ -744,16 +744,18 @@ def test_a_document_keeps_what_stands_around_the_results(two_rows, tmp_path):
 
 
 def test_claims_have_a_part_of_their_own_in_a_document_that_marks_one(two_rows, tmp_path):
-    path, marks = tmp_path / "RESULTS.md", "<!-- {0}: begin -->\nearlier\n<!-- {0}: end -->\n"
-    path.write_text(f"# Summary\n{marks.format('claims')}between\n{marks.format('results')}")
-    write_results(path, [two_rows((80.1, 80.3, 80.2), (70.2, 70.1, 70.4))])
+    outcome = two_rows((80.1, 80.3, 80.2), (70.2, 70.1, 70.4))
+    path, name = tmp_path / "RESULTS.md", outcome.study.name
+    parts = [f"<!-- {part} {name}: begin -->\nearlier\n<!-- {part} {name}: end -->\n" for part in ("claims", "results")]
+    path.write_text("# Summary\n" + "between\n".join(parts))
+    write_results(path, [outcome])
     summary, tables = path.read_text().split("between")
     assert "csc &gt; lwf | holds" in summary
     assert "### Mine" in tables
     assert "earlier" not in summary + tables
-    path.write_text("<!-- claims: begin -->\n")
-    with pytest.raises(BadData, match="'<!-- claims: end -->'"):
-        write_results(path, [])
+    path.write_text(path.read_text().replace(f"claims {name}: end", ""))
+    with pytest.raises(BadData, match=f"'<!-- claims {name}: end -->'"):
+        write_results(path, [outcome])
 
 
 def test_all_files_are_written_under_the_name_of_the_study(outcome, tmp_path):
