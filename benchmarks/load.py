@@ -26,7 +26,7 @@ from benchmarks import Result, interleaved
 from csc.config import resolve
 from csc.data.augment import CUTOUT_COLOUR, GREY, OPERATIONS, PROBABILITY, augment
 from csc.data.ingest.images import scaled_down
-from csc.data.loading import decode, training_batches, workers_for
+from csc.data.loading import decode, image_batches, workers_for
 from csc.data.order import Draw
 from csc.data.views import View
 from csc.errors import CscError
@@ -89,7 +89,7 @@ def _pipelines(jpegs: Sequence[bytes], reduced: Sequence[bytes] = ()) -> Result:
 
         def ours(rows: range) -> Callable[[], object]:
             plan = [(0, [[Draw(rows)]] * (ROUNDS + 1))]  # one epoch: nothing is kept; one loader, as in training
-            return partial(next, training_batches(view, plan, seed=0, size=SIZE, augment=True, workers=0))
+            return partial(next, image_batches(view, plan, seed=0, size=SIZE, augment=True, workers=0))
 
         def plain(rows: range) -> None:
             for row in rows:
@@ -155,7 +155,7 @@ def _waiting(jpegs: Sequence[bytes]) -> Result:
         view = _view(jpegs, 1000 * BATCH, Path(folder))
         workers = workers_for("auto", torch.device("cpu"))
         plan = [(0, [[Draw(rows)] for rows in _batches(view)])]  # one epoch: nothing that is kept in memory helps
-        batches = training_batches(view, plan, seed=0, size=NETWORK_SIZE, augment=True, workers=workers)
+        batches = image_batches(view, plan, seed=0, size=NETWORK_SIZE, augment=True, workers=workers)
         started = time.perf_counter()
         while time.perf_counter() < started + SECONDS:
             step(next(batches).images)

@@ -40,6 +40,7 @@ __all__ = [
     "MEMORY",
     "METHOD_STATE",
     "MOMENTS",
+    "TRAINING_LOG",
     "ModelCard",
     "check_files",
     "fingerprint",

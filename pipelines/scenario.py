@@ -41,7 +41,7 @@ ARGUMENTS = """A scenario run.
 
 Args:
     data: Folder or s3:// prefix of the data set.
-    config: Settings that differ from the defaults, as JSON; csc methods and the README name them.
+    config: Settings that differ from the defaults, as JSON; `csc settings` lists them.
     checkpoints: Folder on a volume that outlives the steps, for resuming a training that died; empty for none.
     gpus: GPUs of a train or evaluate step.
 """

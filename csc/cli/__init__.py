@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from csc import __version__
 from csc.errors import CscError, Terminated
-from csc.pipelines.cluster.terminal import printable
+from csc.report.text import single_line
 
 __all__ = ["main"]
 
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except CscError as error:
-        print("csc:", printable(str(error)), file=sys.stderr)
+        print("csc:", single_line(str(error)), file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
         from csc.cli.preflight import EXTRAS, missing_packages

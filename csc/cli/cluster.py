@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from csc.cli.command import Command
 from csc.pipelines.cluster.steps import ENDED, FAILED
-from csc.pipelines.cluster.terminal import printable
 from csc.pipelines.profile import SHIPPED, Profile, read_profile
+from csc.report.text import single_line
 
 if TYPE_CHECKING:
     from csc.pipelines.cluster.endpoint import Endpoint
@@ -103,7 +103,7 @@ def _retry(arguments: Namespace) -> int:
     view = remote.look()
     where = f"{remote.endpoint.host}: run {remote.id}"
     if view.run.state not in FAILED:
-        state = printable(view.run.state or "PENDING").lower()
+        state = single_line(view.run.state or "PENDING").lower()
         raise EndpointError(f"{where} is {state}; only a run that failed can be tried again")
     if not view.named:
         raise EndpointError(f"{where}: its workflow has grown over 1 MiB, which Kubeflow cannot write back; {_AGAIN}")

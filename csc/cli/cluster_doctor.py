@@ -13,8 +13,8 @@ import yaml
 
 from csc.cli.doctor import Check
 from csc.pipelines.cluster.kubernetes import Cluster, Unseen
-from csc.pipelines.cluster.terminal import printable
 from csc.pipelines.profile import Profile, Secret, read_profile
+from csc.report.text import single_line
 
 __all__ = ["RetryPolicy", "cluster_checks", "retry_warning"]
 
@@ -101,7 +101,7 @@ def retry_warning(profile: Profile, namespace: str = "", seconds: float = 3.0) -
 def cluster_checks(profile: str | None, namespace: str | None) -> Iterator[Check]:
     """Ask everything, one after the other; without a profile only the retry policy and the account."""
     for check in _checks(profile, namespace):
-        yield replace(check, text=printable(check.text))  # some of it is what the cluster says
+        yield replace(check, text=single_line(check.text))  # some of it is what the cluster says
 
 
 def _checks(profile: str | None, namespace: str | None) -> Iterator[Check]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from csc.cli.command import Command
 from csc.cli.workdir import tracked_workdir, workdir_argument
 from csc.errors import BadConfig
-from csc.pipelines.cluster.terminal import printable_line
+from csc.report.text import printable_line
 from csc.storage import local_path, write_bytes
 
 __all__ = ["COMPARE"]

@@ -1,4 +1,4 @@
-"""The commands of `csc` that need kfp: run and compile."""
+"""The commands `csc run` and `csc compile`, and what other commands that make pipelines share with them."""
 
 import difflib
 import json
@@ -19,7 +19,7 @@ from csc.data.dataset import Dataset
 from csc.data.ingest.digits import VERSION
 from csc.errors import BadData, BadScenario
 from csc.pipelines.local.interrupts import interruptible
-from csc.pipelines.local.lock import closed_if_cut_short, locked
+from csc.pipelines.local.lock import close_runs_on_failure, locked
 from csc.pipelines.local.view import PlainView, View
 from csc.pipelines.profile import SHIPPED, Profile, on_this_machine, read_profile, run_defaults
 from csc.pipelines.window import Window
@@ -244,7 +244,7 @@ def run_here(
         given = {**inputs, "checkpoints": str(checkpoints)}
         variables = {"TMPDIR": str(temporary)} if arguments.runner != "docker" else {}
         try:
-            with closed_if_cut_short(facts):
+            with close_runs_on_failure(facts):
                 run = run_compiled(package, given, workdir, view, runner=arguments.runner, variables=variables)
         except StepCrashed as error:
             print(error, file=sys.stderr)

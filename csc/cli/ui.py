@@ -13,7 +13,7 @@ from csc.cli.command import Command
 from csc.cli.serve import listening
 from csc.cli.workdir import tracked_workdir, workdir_argument
 from csc.errors import TrackingError
-from csc.pipelines.cluster.terminal import printable
+from csc.report.text import single_line
 from csc.tracking.queries import with_views
 from csc.tracking.server import without_secrets
 from csc.tracking.views import view_path
@@ -53,7 +53,7 @@ def _print_views(address: str, experiments: Mapping[str, str]) -> None:
     """Print the addresses of the saved views of each experiment."""
     for name, experiment in experiments.items():
         for view in ("results", "curves"):
-            print(f"{printable(name)} {view:<8} {address}{view_path(experiment, view)}", flush=True)
+            print(f"{single_line(name)} {view:<8} {address}{view_path(experiment, view)}", flush=True)
 
 
 def _wait_for(address: str, server: "subprocess.Popen[bytes]") -> None:

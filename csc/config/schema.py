@@ -67,7 +67,7 @@ class Input(Settings, frozen=True):
 
     Attributes:
         size: side of the square that the network sees, in pixels.
-        augment: whether training images are cut out and flipped at random.
+        augment: whether training images get a random cutout and up to two random operations of RandAugment.
         decode: whether a JPEG may be decoded at a smaller scale, which is faster, or in full.
     """
 

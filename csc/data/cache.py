@@ -60,7 +60,10 @@ class NodeCache:
 
     @contextlib.contextmanager
     def fetched(self, uri: str, key: str, size: int, remedy: str, *, verify: bool = True) -> Iterator[Path]:
-        """A local copy of a remote file, to be opened in the block: until then it is not removed.
+        """A local copy of a remote file, to be opened in the block.
+
+        A copy that this call fetches or waits for is locked until the block ends. One that is there already is not:
+        other processes may remove it before it is opened, though they remove those asked for longer ago first.
 
         If it is to be verified, `key` is the SHA-256 of its content; `remedy` says what to do if that is wrong.
         """

@@ -11,7 +11,7 @@ QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of CPU ti
 def cores() -> int:
     """Cores that this process and its children can use: the allowed ones, limited by the container's CPU quota.
 
-    A container with a CPU limit sees every core of its node; more processes than its quota allows only wait.
+    A container with a CPU limit is still told of every core of its node. Processes beyond its quota would only wait.
     """
     affinity = getattr(os, "sched_getaffinity", None)  # macOS has none
     available = len(affinity(0)) if affinity else os.cpu_count() or 1

@@ -61,10 +61,10 @@ class Dataset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         try:
             dataset = msgspec.convert({**info, "uri": uri}, cls)
             dataset._check()
-            if dataset.digest and dataset.digest != card_digest(info):
-                raise ValueError("its content is not what was written")
         except (KeyError, TypeError, ValueError) as error:
             raise BadData(f"{card}: wrong or missing key ({error}); ingest the data set again") from None
+        if dataset.digest and dataset.digest != card_digest(info):
+            raise BadData(f"{card}: its content is not what was written; ingest the data set again")
         return dataset
 
     def _check(self) -> None:

@@ -39,6 +39,7 @@ __all__ = [
     "features_key",
     "features_uri",
     "has_weights",
+    "map_channels",
     "read_features",
     "refuse_leaky",
     "view_uri",
@@ -113,6 +114,11 @@ def read_features(uri: str) -> FeatureCard:
         return msgspec.convert(read_json(card), FeatureCard)
     except (msgspec.ValidationError, UnicodeEncodeError) as error:  # the second: half a surrogate pair
         raise BadData(f"{card}: not a card of feature maps ({error}); {REMEDY}") from None
+
+
+def map_channels(uri: str) -> int:
+    """The channels of cached maps; 0 without any (an empty address)."""
+    return read_features(uri).shape[0] if uri else 0
 
 
 def refuse_leaky(card: FeatureCard, config: Config) -> None:

@@ -34,8 +34,8 @@ __all__ = [
     "Key",
     "Workers",
     "decode",
+    "image_batches",
     "loaded",
-    "training_batches",
     "workers_for",
 ]
 
@@ -138,7 +138,7 @@ class _Images:
         view: which images, with which labels.
         size: of the sides.
         mode: of `decode`.
-        seed: of the augmentation, as `training_batches` takes it.
+        seed: of the augmentation, as `image_batches` takes it.
         augment: whether images are augmented.
         keep: whether decoded images stay in memory for the next epoch, should all of them fit.
     """
@@ -199,10 +199,10 @@ class _Images:
 
 
 def workers_for(wanted: int | Literal["auto"], device: torch.device) -> Workers:
-    """Who loads: so many processes, none of them (0, as part of the training), or a `thread` next to the training.
+    """What loads the batches: a number of worker processes (0: the training process itself), or a `thread` of it.
 
-    By itself a GPU gets as many processes as there are cores to spare, which the ranks of a node share. On a CPU the
-    network needs the cores, and a thread fills the gaps it leaves.
+    With `auto`, a GPU gets a process for each core but one; the ranks of a node share its cores. On a CPU the network
+    needs the cores: a thread loads whenever the network leaves one idle.
     """
     if wanted != "auto":
         return wanted
@@ -212,7 +212,7 @@ def workers_for(wanted: int | Literal["auto"], device: torch.device) -> Workers:
     return max(1, min(MOST_WORKERS, own - 1))
 
 
-def training_batches(
+def image_batches(
     view: View, plan: Plan, *, seed: int | None, size: int, augment: bool, workers: Workers, decode: str = "fast"
 ) -> Batches:
     """All batches of some epochs, one after the other; workers live through all of them.

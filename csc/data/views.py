@@ -58,7 +58,7 @@ class View:
         columns = [to_numpy(self.table["shard"]), to_numpy(self.table["row"])]
         return np.stack(columns, axis=1).tolist()  # type: ignore[no-any-return]
 
-    def where(self, kept: np.ndarray[Any, np.dtype[np.bool_]]) -> "View":
+    def filter(self, kept: np.ndarray[Any, np.dtype[np.bool_]]) -> "View":
         """Only the images that a mask keeps."""
         return replace(self, table=self.table.filter(from_numpy(kept)))
 
@@ -76,7 +76,7 @@ def train_view(dataset: Dataset, task: Task, *, labels: str = "task", held_out: 
     shown = {"task": task.new, "seen": task.seen}[labels]
     view = _view(dataset, "train", member=shown, shown=shown, seen=task.seen)
     if held_out:
-        view = view.where(~_held_out(view, held_out))
+        view = view.filter(~_held_out(view, held_out))
     if len(view) == 0:
         raise BadData(
             f"{dataset.uri}: no training image for task {task.index}; none has one of its classes {', '.join(shown)}"
@@ -94,7 +94,7 @@ def test_view(dataset: Dataset, task: Task, *, held_out: int = 0) -> View:  # no
     labelled = tuple(name for name in task.seen if name in dataset.classes)  # all, unless a model was extended
     view = _view(dataset, split, member=labelled, shown=labelled, seen=labelled)
     if held_out:
-        view = view.where(_held_out(view, held_out))
+        view = view.filter(_held_out(view, held_out))
     if len(view) == 0:
         raise BadData(f"{dataset.uri}: no test image for task {task.index}; none has a class seen so far")
     return view

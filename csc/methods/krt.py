@@ -63,15 +63,15 @@ HEADS["attention"] = HeadKind(_attention, Krt)
 class KRT(Method):
     """L = L_cls(z, y or ŷ) + λ √(n / n_new) (1 - cos(e, e of the prior)), with hard pseudo-labels ŷ for old classes.
 
-    Restore: ŷ = [σ(z of the prior) > η], added to whatever labels there are. η is looked for at the start of each task
-    such that an image has as many pseudo-labels as its share of the old classes lets expect, `labels_per_image` ×
-    n_old / `of_classes`, and is where the next task begins to look.
+    Restore: ŷ = [σ(z of the prior) > η], added to whatever labels there are. η is chosen at the start of each task such
+    that images have `labels_per_image` × n_old / `of_classes` pseudo-labels on average: the old classes' share of an
+    image's labels. The search starts from η of the task before.
 
     Transfer: e are the embeddings of the old tasks, side by side, in the cross-attention head (`head: attention`, in
     `csc.nets.attention`). Retention tokens and classifiers of old tasks do not learn.
 
-    With `per_class`, η of each class is where it has its share of those pseudo-labels: as large as that of its labels
-    among all labels of old classes, each counted in its own task.
+    With `per_class`, each class has an η of its own, at which it gets its share of those pseudo-labels: the share that
+    its labels have among the labels of all old classes, each counted in its own task.
     """
 
     name = "krt"

@@ -23,7 +23,7 @@ __all__ = [
     "normalisation",
 ]
 
-COCO_CLASSES = 80
+COCO_CLASS_COUNT = 80
 STAGES = 4  # whose outputs `Backbone.intermediates` gives
 LEAKY_NAMES = ("ms_coco", "mscoco", "coco_tresnet", "tresnet_m_224_21k")
 
@@ -219,5 +219,5 @@ def _is_leaky(path: Path, weights: dict[str, Tensor]) -> bool:
     """Whether this is the COCO-tuned checkpoint that public code passes off as ImageNet-21k: by name or 80-way head."""
     heads = [w for name, w in weights.items() if name.startswith(("head.", "fc.", "classifier.", "last_linear."))]
     return any(word in path.name.lower() for word in LEAKY_NAMES) or any(
-        w.shape[0] == COCO_CLASSES for w in heads if w.ndim
+        w.shape[0] == COCO_CLASS_COUNT for w in heads if w.ndim
     )

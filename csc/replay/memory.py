@@ -50,7 +50,7 @@ class Memory:
     owner: NDArray[np.int16]  # (M,): the class an exemplar stands for; -1 if it was drawn from the stream
     rank: NDArray[np.int32]  # (M,): its position in the order of that class; the last ones leave first
     logits: NDArray[np.float32]  # (M, n): of the model when the exemplar was stored, for the leading classes
-    stored: NDArray[np.int32]  # (M,): for how many
+    stored: NDArray[np.int32]  # (M,): for how many of the leading classes `logits` has values
     counts: NDArray[np.int64]  # (n,): how often each class was in the stream so far
     seen: int  # images in the stream so far
     classes: tuple[str, ...]  # all seen classes

@@ -121,7 +121,10 @@ def leaving(stored: Labels, target: NDArray[np.float64], rng: np.random.Generato
 
 
 def ocdm(held: Labels, arriving: Labels, counts: NDArray[np.int64], slots: int, rho: float) -> Rows:
-    """Optimising class distribution in memory: of memory and batch together, drop what is best missed, one by one."""
+    """Optimising class distribution in memory: add batch after batch, and drop images one by one until the rest fits.
+
+    Dropped is the image without which the class distribution is closest to its target.
+    """
     labels = np.concatenate([held, arriving])
     counts = np.maximum(counts, held.sum(axis=0))
     kept = np.arange(len(held))

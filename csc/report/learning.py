@@ -4,9 +4,10 @@ import math
 from collections.abc import Sequence
 
 from csc.data.evidence import TaskFacts
+from csc.data.progress import duration
 from csc.report.svg import WIDTH, circle, label, legend, polyline, svg
 
-__all__ = ["duration", "losses", "speed", "terms"]
+__all__ = ["losses", "speed", "terms", "time_taken"]
 
 _NO_TERMS = ("loss", "images_per_second", "waiting")  # their sum, and what else is logged of an epoch
 _COLOURS = ("first", "second", "third", "fourth")
@@ -78,24 +79,19 @@ def speed(tasks: Sequence[TaskFacts]) -> tuple[list[str], list[list[str]]]:
     rows = []
     for task in tasks:
         shown = task.train_images * len(task.epochs)
-        trained = [f"{len(task.epochs)}", duration(task.train_seconds), _rate(shown, task.train_seconds)]
-        tested = [f"{task.test_images:,}", duration(task.test_seconds), _rate(task.test_images, task.test_seconds)]
+        trained = [f"{len(task.epochs)}", time_taken(task.train_seconds), _rate(shown, task.train_seconds)]
+        tested = [f"{task.test_images:,}", time_taken(task.test_seconds), _rate(task.test_images, task.test_seconds)]
         rows.append([str(task.task), f"{task.train_images:,}", *trained, *tested])
     return head, rows
 
 
-def duration(seconds: float) -> str:
-    """Write a time as people say it.
+def time_taken(seconds: float) -> str:
+    """A duration, with tenths of a second if it is short.
 
-    >>> duration(4.24), duration(42.4), duration(252), duration(3 * 3600 + 120)
-    ('4.2 s', '42 s', '4 min 12 s', '3 h 2 min')
+    >>> time_taken(4.24), time_taken(42.4), time_taken(252)
+    ('4.2 s', '42 s', '4 min 12 s')
     """
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes >= 60:
-        return f"{minutes // 60} h {minutes % 60} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+    return f"{seconds:.1f} s" if seconds < 10 else duration(seconds)
 
 
 def _rate(images: int, seconds: float) -> str:

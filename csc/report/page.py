@@ -8,7 +8,7 @@ from csc.data.evidence import Evidence
 from csc.report import figures, sections
 from csc.report.findings import findings
 from csc.report.images import Pictures
-from csc.report.learning import duration
+from csc.report.learning import time_taken
 from csc.report.paper import NUMBERS, paper_numbers
 from csc.report.shell import figure, html_table, page_of, table_row
 from csc.report.svg import escape
@@ -69,7 +69,7 @@ def _facts(run: Run) -> str:
     known = facts(run) | {
         "tasks": str(len(run.tasks)),
         "classes": str(len(run.last.seen)),
-        "training": duration(sum(task.seconds for task in run.tasks)),
+        "training": time_taken(sum(task.seconds for task in run.tasks)),
     }
     return '<p class="facts">' + " ".join(f"<span>{k} <b>{escape(v)}</b></span>" for k, v in known.items()) + "</p>"
 

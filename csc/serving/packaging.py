@@ -20,7 +20,7 @@ from pathlib import Path
 
 import yaml
 
-from csc.model import ModelCard, read_card
+from csc.model import TRAINING_LOG, ModelCard, read_card
 from csc.storage import read_json
 
 __all__ = ["installed", "package_model"]
@@ -51,7 +51,7 @@ def package_model(model: Path, package: Path) -> None:
     """Make a folder that `mlflow.pyfunc.load_model` can load from a model folder."""
     python = platform.python_version()
     mlflow = _version("mlflow") or _version("mlflow-skinny")  # images of steps have only the client
-    versions = installed() | read_json(model / "training.json").get("packages", {})
+    versions = installed() | read_json(model / TRAINING_LOG).get("packages", {})
     pinned = {"mlflow": mlflow} | {name: versions.get(name, "") for name in REQUIREMENTS}
     requirements = [f"{name}=={number}" if number else name for name, number in pinned.items()]
     conda = ["python=" + python, "pip", {"pip": requirements}]

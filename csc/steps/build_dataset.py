@@ -31,7 +31,7 @@ def build_dataset(origin: str, split: str, config: str, train_out: str, test_out
     dataset = Dataset.open(Origin.from_json(origin).data)
     test = test_view(dataset, task, held_out=settings.held_out)
     if Scenario.parse(chosen.scenario).added and not set(task.new) & set(dataset.classes):
-        train = test.where(np.zeros(len(test), bool))  # the old data of a model that is extended: only tested
+        train = test.filter(np.zeros(len(test), bool))  # the old data of a model that is extended: only tested
     else:
         train = train_view(dataset, task, labels=settings.labels, held_out=settings.held_out)
     write_view(train, Path(train_out))

@@ -196,7 +196,7 @@ class _Embedding:
 
     def _maps(self, shards: list[pa.Table], view: int, bar: Bar) -> Iterator[Iterator[Maps]]:
         """The maps of each shard, batch by batch; one loader runs through all of them and never waits at a border."""
-        from csc.data.loading import training_batches, workers_for
+        from csc.data.loading import image_batches, workers_for
         from csc.data.order import Draw
 
         settings = self.settings
@@ -204,7 +204,7 @@ class _Embedding:
             [range(row, min(row + BATCH_ROWS, end)) for row in range(end - len(shard), end, BATCH_ROWS)]
             for shard, end in zip(shards, accumulate(map(len, shards)), strict=True)
         ]
-        batches = training_batches(
+        batches = image_batches(
             unlabelled(self.dataset, pa.concat_tables(shards)),
             [(view, [[Draw(rows)] for shard in parts for rows in shard])],
             seed=None,  # the view, shard and row of an image decide what it looks like, not where an earlier try ended

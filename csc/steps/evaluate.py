@@ -6,7 +6,7 @@ from pathlib import Path
 
 from csc import metrics
 from csc.artifacts import Metrics, RegisteredTask
-from csc.data.features import read_features
+from csc.data.features import map_channels
 from csc.data.scores import Scores
 from csc.data.views import read_view
 from csc.errors import BadModel
@@ -91,8 +91,7 @@ def score(model: str, test_view: str, scores_out: str, features: str) -> None:
     from csc.distributed.group import join_group
     from csc.training.inference import confidences
 
-    channels = read_features(features).shape[0] if features else 0
-    network, card = load_network(Path(model), map_channels=channels)
+    network, card = load_network(Path(model), map_channels=map_channels(features))
     view = read_view(test_view)
     with join_group() as group:
         batches = confidences(network, view, card.settings(), features, group)

@@ -6,7 +6,7 @@ from pathlib import Path
 from csc.artifacts import Metrics, RegisteredTask, Run, TaskResult, Training
 from csc.config.schema import Register
 from csc.data.views import read_view
-from csc.model import ModelCard, fingerprint, read_card
+from csc.model import TRAINING_LOG, ModelCard, fingerprint, read_card
 from csc.retry import with_retries
 from csc.serving.packaging import package_model
 from csc.tracking.files import EVIDENCE, SCORES, keep_file
@@ -41,7 +41,7 @@ def register(
         scores: `scores.parquet` of the task, kept so that runs can be compared image by image; none if empty.
     """
     folder = Path(model)
-    card, numbers, training = read_card(folder), Metrics.read(metrics), Training.read(folder / "training.json")
+    card, numbers, training = read_card(folder), Metrics.read(metrics), Training.read(folder / TRAINING_LOG)
     before = RegisteredTask.read(prior) if prior else None
     view = read_view(test_view)
     results = _results(card, training, numbers, before, view.note)

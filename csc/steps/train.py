@@ -17,6 +17,7 @@ from csc.model import (
     MEMORY,
     METHOD_STATE,
     MOMENTS,
+    TRAINING_LOG,
     check_files,
     fingerprint,
     load_tensors,
@@ -149,7 +150,7 @@ def learn(config: str, split: str, train_view: str, out: str, prior: str, checkp
             if memory is not None:
                 write_memory(memory, folder / MEMORY)
             save_network(start.network, card, folder)
-            Training(train_view, len(view), seconds, installed(), log).write(folder / "training.json")
+            Training(train_view, len(view), seconds, installed(), log).write(folder / TRAINING_LOG)
 
 
 def _settings(scenario: str, config: str, features: str) -> Config:

@@ -1,4 +1,4 @@
-"""The claims of a study: which row is above which, and whether what came out bears it."""
+"""The claims of a study: which row is above which, and whether the results support it."""
 
 import functools
 import hashlib

@@ -109,7 +109,7 @@ class Outcome:
 
     @property
     def failed(self) -> list[Result]:
-        """The cells that were tried in vain."""
+        """The cells that failed."""
         return [result for result in self.results if result.missing == "failed"]
 
     def notes(self) -> list[str]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ScenarioRun",
     "TaskProgress",
+    "all_experiments",
     "close_runs",
     "curve",
     "finished_runs",
@@ -110,7 +111,7 @@ def newest_runs(count: int) -> list[str]:
     with translate_errors():
         client = connect()
         newest = ["attributes.end_time DESC"]
-        found = client.search_runs(_experiments(client), query, max_results=count, order_by=newest)
+        found = client.search_runs(all_experiments(client), query, max_results=count, order_by=newest)
         return [str(run.info.run_id) for run in found]
 
 
@@ -137,7 +138,7 @@ def progress_since(scenario: str, method: str, seed: int, since: float) -> list[
     found = []
     with translate_errors():
         client = connect()
-        for run in client.search_runs(_experiments(client), with_tags(tags), max_results=10, order_by=newest):
+        for run in client.search_runs(all_experiments(client), with_tags(tags), max_results=10, order_by=newest):
             tasks = _task_progress(client, run)
             changed = max(run.info.start_time, run.info.end_time or 0, *(task.changed for task in tasks))
             if changed >= since * 1000:
@@ -169,7 +170,7 @@ def close_runs(keys: Iterable[str], status: str) -> list[str]:
 
 def _search(client: "MlflowClient", tags: Mapping[str, str], status: str) -> Iterator["Run"]:
     """All runs with these tags and this status, in whatever experiment, page by page."""
-    experiments, query = _experiments(client), f"{with_tags(tags)} and attributes.status = '{status}'"
+    experiments, query = all_experiments(client), f"{with_tags(tags)} and attributes.status = '{status}'"
     token = None
     while True:
         page = client.search_runs(experiments, query, page_token=token)
@@ -178,7 +179,8 @@ def _search(client: "MlflowClient", tags: Mapping[str, str], status: str) -> Ite
             return
 
 
-def _experiments(client: "MlflowClient") -> Sequence[str]:
+def all_experiments(client: "MlflowClient") -> Sequence[str]:
+    """The ids of all experiments on the server."""
     return [experiment.experiment_id for experiment in client.search_experiments()]
 
 

@@ -272,14 +272,18 @@ def point_aliases(name: str, key: str) -> LastVersion:
         # Found by a search, because a model that is asked for by its name comes with all its versions.
         before, moved = client.search_registered_models(f"name = '{name}'", max_results=1)[0].aliases, []
         for task, version in versions.items():
-            aliases = [] if KEPT_BACK in version.tags else _aliases(task, int(version.tags.get("csc.tasks", 0)))
-            for alias in aliases:
+            for alias in _aliases_of(task, version):
                 if str(before.get(alias)) != str(version.version):
                     _registry(client).set_registered_model_alias(name, alias, version.version)
                     moved.append(f"{alias} is version {version.version} again (was {before.get(alias, 'none')})")
-    # The loop leaves the last task's version and aliases.
-    kept_back = version.tags.get(KEPT_BACK, "")
-    return LastVersion(f"models:/{name}/{version.version}", aliases[-1] if aliases else "", kept_back, tuple(moved))
+    last = versions[max(versions)]
+    aliases, kept_back = _aliases_of(max(versions), last), last.tags.get(KEPT_BACK, "")
+    return LastVersion(f"models:/{name}/{last.version}", aliases[-1] if aliases else "", kept_back, tuple(moved))
+
+
+def _aliases_of(task: int, version: "ModelVersion") -> list[str]:
+    """The aliases that a version should have; none if it was kept back."""
+    return [] if KEPT_BACK in version.tags else _aliases(task, int(version.tags.get("csc.tasks", 0)))
 
 
 def _versions_by_task(client: "MlflowClient", name: str, key: str, **tags: str) -> "dict[int, ModelVersion]":

@@ -3,9 +3,10 @@
 One experiment per data set. A scenario run is a parent run whose metrics have the task as step; each task is a child
 run whose metrics have the epoch as step. Runs are found again by their `csc.*` tags, never by who created them.
 
-Training goes on without a server that is away, and register logs the epochs that are missing. Every call may be
-repeated: metrics and inputs that are there already are left alone. Results carry the time at which their run began, so
-that MLflow takes a point that two processes log at once for one and the same.
+A server that goes away during training costs only epochs: training goes on, and register logs those that are missing.
+All other calls fail without the server. Every call may be repeated: metrics and inputs that are there already are left
+alone. Results carry the time at which their run began, so that MLflow takes a point that two processes log at once for
+one and the same.
 
 Where Kubeflow Pipelines has its MLflow plugin switched on, every step finds a run of its own in `MLFLOW_RUN_ID`. The
 first step of a task that tracks, usually train, makes that run the task's run by giving it our tags; later steps and
@@ -111,7 +112,7 @@ class Tracker:
         with translate_errors():
             run = self._find(self._task)
             if run is None:
-                scenario = self._find_scenario_run()
+                scenario = self._find_or_create_scenario_run()
                 create = functools.partial(self._create_task_run, scenario)
                 run = find_or_create(lambda: self._find(self._task), create, self._keep_first)
             step = self.injected
@@ -166,8 +167,8 @@ class Tracker:
         if run.info.status != "RUNNING":
             self.client.update_run(run.info.run_id, "RUNNING")
 
-    def _find_scenario_run(self) -> str:
-        """The run of the whole scenario with its settings, found or created."""
+    def _find_or_create_scenario_run(self) -> str:
+        """The id of the run of the whole scenario, with its settings."""
         card = self.card
         own = {"csc.role": "scenario", "csc.run_key": self.key}
 

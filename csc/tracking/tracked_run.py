@@ -2,8 +2,6 @@
 
 import contextlib
 import functools
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +14,10 @@ from csc.errors import CscError, TrackingError
 from csc.scenario import Scenario
 from csc.tracking.calls import translate_errors
 from csc.tracking.names import changed_settings
-from csc.tracking.queries import task_of, with_tags
+from csc.tracking.queries import all_experiments, task_of, with_tags
 from csc.tracking.registry import read_record
 from csc.tracking.server import connect
+from csc.tracking.versions import Address
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -106,7 +105,7 @@ def max_entropy_pair(run_id: str) -> dict[str, Results]:
         own = client.get_run(run_id)
         same = {key: own.data.tags[key] for key in ("csc.role", "csc.scenario", "csc.method", "csc.seed", "csc.data")}
         query = f"{with_tags(same)} and attributes.status = 'FINISHED'"
-        for other in client.search_runs(_experiments(client), query, order_by=_NEWEST):
+        for other in client.search_runs(all_experiments(client), query, order_by=_NEWEST):
             pair = {float(run.data.params.get(_BETA, 0)): run for run in (own, other)}
             if len(pair) == 2 and 0 in pair and _but_beta(own) == _but_beta(other):
                 names = {0.0: "without max-entropy", max(pair): f"with max-entropy, β = {max(pair):g}"}
@@ -128,7 +127,7 @@ def finished_tasks(key: str) -> dict[int, float]:
 
 def _finished_tasks(client: "MlflowClient", key: str) -> "dict[int, Run]":
     query = f"{with_tags({'csc.role': 'task', 'csc.run_key': key})} and attributes.status = 'FINISHED'"
-    found = client.search_runs(_experiments(client), query)
+    found = client.search_runs(all_experiments(client), query)
     return {task_of(run.data.tags): run for run in found if "mAP" in run.data.metrics}
 
 
@@ -143,24 +142,16 @@ def _run(client: "MlflowClient", words: str) -> "Run | None":
             conditions.append(with_tags({"csc.scenario": words.removesuffix(f"-{method}"), "csc.method": method}))
     every = with_tags({"csc.role": "scenario"})
     for query in [f"{every} and {condition}" for condition in conditions] if words else [every]:
-        for run in client.search_runs(_experiments(client), query, max_results=1, order_by=_NEWEST):
+        for run in client.search_runs(all_experiments(client), query, max_results=1, order_by=_NEWEST):
             return run
     return None
 
 
 def _run_of_model(client: "MlflowClient", uri: str) -> "Run | None":
     """The run whose task a registered version is."""
-    match = re.fullmatch(r"models:/([^/@]+)(?:@([^/@]+)|/(\d+))?", uri)
-    if match is None:
+    address = Address.parse(uri)
+    if address is None:
         raise TrackingError(f"{uri}: expected models:/NAME, models:/NAME@ALIAS or models:/NAME/VERSION")
-    name, alias, number = match.groups()
-    version = (
-        client.get_model_version(name, number) if number else client.get_model_version_by_alias(name, alias or "final")
-    )
-    tags = {"csc.role": "scenario", "csc.run_key": version.tags.get("csc.run_key", "")}
-    found = client.search_runs(_experiments(client), with_tags(tags), max_results=1, order_by=_NEWEST)
+    tags = {"csc.role": "scenario", "csc.run_key": address.version(client).tags.get("csc.run_key", "")}
+    found = client.search_runs(all_experiments(client), with_tags(tags), max_results=1, order_by=_NEWEST)
     return next(iter(found), None)
-
-
-def _experiments(client: "MlflowClient") -> Sequence[str]:
-    return [experiment.experiment_id for experiment in client.search_experiments()]

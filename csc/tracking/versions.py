@@ -2,7 +2,9 @@
 
 import re
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -13,15 +15,44 @@ from csc.tracking.calls import translate_errors
 from csc.tracking.registry import RECORD, local_model
 from csc.tracking.server import connect
 
-__all__ = ["find_version", "version_card"]
+if TYPE_CHECKING:
+    from mlflow.entities.model_registry import ModelVersion
+    from mlflow.tracking import MlflowClient
 
-_ADDRESS = re.compile(r"models:/(?P<name>[^/@]+)(@(?P<alias>[^/@]+)|/(?P<version>[1-9]\d*))")
+__all__ = ["Address", "find_version", "version_card"]
+
+_ADDRESS = re.compile(r"models:/(?P<name>[^/@]+)(@(?P<alias>[^/@]+)|/(?P<number>[1-9]\d*))?")
+
+
+@dataclass(frozen=True)
+class Address:
+    """A registered model, `models:/NAME`, with the alias or the number of a version, or neither."""
+
+    name: str
+    alias: str
+    number: str
+
+    @classmethod
+    def parse(cls, uri: str) -> "Address | None":
+        """Read an address; None if it is none.
+
+        >>> Address.parse("models:/digits-b0c2-csc@final")
+        Address(name='digits-b0c2-csc', alias='final', number='')
+        """
+        match = _ADDRESS.fullmatch(uri)
+        return None if match is None else cls(**match.groupdict(default=""))
+
+    def version(self, client: "MlflowClient") -> "ModelVersion":
+        """The version with this number or alias; without both, the one with the alias `final`."""
+        if self.number:
+            return client.get_model_version(self.name, self.number)
+        return client.get_model_version_by_alias(self.name, self.alias or "final")
 
 
 def find_version(uri: str) -> RegisteredTask:
     """What `register` kept of a version, which an alias or a number names; the result has its exact number."""
-    address = _ADDRESS.fullmatch(uri)
-    if address is None:
+    address = Address.parse(uri)
+    if address is None or not (address.alias or address.number):
         raise BadModel(f"{uri}: expected a registered model, models:/NAME@final or models:/NAME/3")
     with translate_errors():
         client = connect()
@@ -29,10 +60,7 @@ def find_version(uri: str) -> RegisteredTask:
         from mlflow.exceptions import MlflowException
 
         try:
-            if address["alias"]:
-                found = client.get_model_version_by_alias(address["name"], address["alias"])
-            else:
-                found = client.get_model_version(address["name"], address["version"])
+            found = address.version(client)
             record = mlflow.artifacts.load_dict(f"runs:/{found.run_id}/{RECORD}")
         except MlflowException as error:
             if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from csc.config.schema import Config
-from csc.data.loading import Batches, training_batches, workers_for
+from csc.data.loading import Batches, image_batches, workers_for
 from csc.data.maps import map_batches
 from csc.data.order import Draw, Plan
 from csc.data.views import View
@@ -33,7 +33,7 @@ def load_batches(
     """The batches of a plan, one after the other: of images, or of the cached maps at the uri `features`."""
     if features:
         return map_batches(view, features, plan, seed, views=config.features.views if augment else 0)
-    return training_batches(
+    return image_batches(
         view,
         plan,
         seed=seed,

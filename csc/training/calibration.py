@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from csc.data.features import read_features
+from csc.data.features import map_channels
 from csc.model import load_network, read_card
 from csc.training.device import for_inference
 
@@ -73,8 +73,7 @@ def _old_thresholds(
     """The thresholds of old classes with which the network calls what the model before calls with its own."""
     examples, prior = objective.examples, objective.prior
     if prior is None:
-        channels = read_features(examples.features).shape[0] if examples.features else 0
-        network, _ = load_network(prior_folder, map_channels=channels)
+        network, _ = load_network(prior_folder, map_channels=map_channels(examples.features))
         prior = for_inference(network, objective.config, objective.device)
     before = read_card(prior_folder).thresholds
     kept = [before[name] for name in objective.classes[: confidences.shape[1]]]

@@ -18,13 +18,13 @@ from torch.nn.functional import adaptive_max_pool2d
 from csc.artifacts import Training
 from csc.config import differences
 from csc.data.evidence import THRESHOLDS, Evidence, Reliability, Sight, TaskFacts
-from csc.data.features import read_features
+from csc.data.features import map_channels
 from csc.data.scores import Scores
 from csc.data.shards import FORMATS, ImageShards
 from csc.data.views import View
 from csc.distributed.group import single_process
 from csc.metrics import confidence_bins
-from csc.model import MEMORY, ModelCard, load_network
+from csc.model import MEMORY, TRAINING_LOG, ModelCard, load_network
 from csc.nets.activation import class_activation_maps
 from csc.nets.ci_gcn import CIGCN
 from csc.nets.label_graph import LabelGraph
@@ -56,8 +56,7 @@ def gather_evidence(model: Path, view: View, scores: Scores, features: str, seco
         features: uri of cached feature maps that the network gets instead of images, or empty.
         seconds: that the scoring took.
     """
-    channels = read_features(features).shape[0] if features else 0
-    network, card = load_network(model, map_channels=channels)
+    network, card = load_network(model, map_channels=map_channels(features))
     columns = [card.classes.index(name) for name in view.classes]  # all, unless a model was extended
     card = replace(card, classes=view.classes, new=tuple(name for name in card.new if name in view.classes))
     chosen = _choice(view, scores, card)
@@ -200,7 +199,7 @@ def _facts(
     seconds: float,
     memory: int,
 ) -> TaskFacts:
-    training = Training.read(model / "training.json")
+    training = Training.read(model / TRAINING_LOG)
     old = len(card.classes) - len(card.new)
     groups = {"old": slice(0, old), "new": slice(old, None)}
     name, matrix = correlation

@@ -227,7 +227,7 @@ class Objective:
         )
 
     def _relabel(self) -> None:
-        """Count the exemplars' unknown labels as known, of old classes or with `both` of all: models fill them in.
+        """Mark unknown labels of exemplars as known, as models fill them in: those of old classes, with `both` of all.
 
         Those of old classes are the prior model's predictions, made once; those of new classes are the learner's, made
         at each step (`_filled_in`).

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from csc.config.schema import Config
-from csc.data.features import FeatureCard, backbone_weights, read_features, refuse_leaky
+from csc.data.features import FeatureCard, backbone_weights, map_channels, read_features, refuse_leaky
 from csc.data.order import task_seed
 from csc.data.views import View
 from csc.errors import BadModel
@@ -63,8 +63,7 @@ def start_task(
     )
     if prior_folder is None or not kind.continues:
         return start_on_maps(settings, card, features) if features else _initialised(settings, card)
-    channels = read_features(features).shape[0] if features else 0
-    prior, prior_card = load_network(prior_folder, map_channels=channels)
+    prior, prior_card = load_network(prior_folder, map_channels=map_channels(features))
     _check_prior(prior_card, settings, card, task)
     start = _grown(settings, prior, task, replace(card, **_inherited(prior_card)), prior_folder)
     wanted = kind.needs_prior or settings.memory.relabel != "none"

@@ -19,7 +19,7 @@ from urllib3.exceptions import HTTPError, NameResolutionError, NewConnectionErro
 
 from csc.errors import CscError
 from csc.pipelines.cluster.answers import Id, Run, Spec, Version
-from csc.pipelines.cluster.terminal import printable
+from csc.report.text import single_line
 
 __all__ = ["Endpoint", "EndpointError"]
 
@@ -242,7 +242,7 @@ def _message(body: bytes, reason: str | None, headers: Mapping[str, str]) -> str
     for name in ("Authorization", "Cookie"):
         if secret := headers.get(name, ""):
             line = line.replace(secret, "…").replace(secret.removeprefix("Bearer "), "…")
-    line = printable(line)
+    line = single_line(line)
     return line if len(line) <= 300 else f"{line[:300]}…"
 
 

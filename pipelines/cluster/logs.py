@@ -7,7 +7,7 @@ from collections import defaultdict
 from csc.errors import BadData
 from csc.pipelines.cluster.endpoint import Endpoint, EndpointError
 from csc.pipelines.cluster.steps import REUSED, RunView, Step
-from csc.pipelines.cluster.terminal import printable_line
+from csc.report.text import printable_line
 from csc.storage import list_below, read_bytes
 
 __all__ = ["choose_step", "log_lines"]

@@ -17,8 +17,8 @@ from csc.config import resolve
 from csc.config.schema import EXECUTION_ONLY, Config
 from csc.errors import CscError, TrackingError
 from csc.pipelines.cluster.steps import RunView
-from csc.pipelines.cluster.terminal import printable
 from csc.pipelines.cluster.titles import loops
+from csc.report.text import single_line
 from csc.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def kill_tracked(view: RunView, uri: str) -> list[str] | None:
         for scenario, config in wanted:
             title = run_title(scenario, config)
             keys = [run.tags["csc.run_key"] for run, _ in _matching(view, scenario, config, deadline)]
-            names = map(printable, close_runs(keys, "KILLED"))
+            names = map(single_line, close_runs(keys, "KILLED"))
             closed += [name if name == title else f"{title} {name}" for name in names]
         return closed
     return None

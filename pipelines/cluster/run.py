@@ -9,13 +9,14 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
+from csc.data.progress import duration
 from csc.pipelines.cluster.answers import seconds_between
 from csc.pipelines.cluster.endpoint import Endpoint, EndpointError
 from csc.pipelines.cluster.logs import log_lines
 from csc.pipelines.cluster.progress import progress_lines
 from csc.pipelines.cluster.steps import ENDED, FAILED, STARTING, RunView, Step, view_of
-from csc.pipelines.cluster.terminal import duration, printable
 from csc.pipelines.profile import Profile
+from csc.report.text import single_line
 
 __all__ = ["RemoteRun", "outcome"]
 
@@ -56,7 +57,7 @@ class RemoteRun:
     def status(self) -> int:
         """Print the steps so far, what MLflow knows, and where the run stands; return the exit code."""
         view = self.look()
-        print(printable(view.run.display_name or self.id))
+        print(single_line(view.run.display_name or self.id))
         for step in view.steps:
             print(step)
         if not view.named:
@@ -125,10 +126,10 @@ class RemoteRun:
 def outcome(view: RunView) -> str:
     """One line about where a run stands, with what it failed at."""
     run, failed = view.run, view.failed
-    line = f"run {printable(run.state or 'PENDING').lower()}"
+    line = f"run {single_line(run.state or 'PENDING').lower()}"
     if run.state in ENDED and (seconds := seconds_between(run.created_at, run.finished_at)):
         line += f" after {duration(seconds)}"
-    reason = printable(run.error.message)
+    reason = single_line(run.error.message)
     at = f" at {failed.title}" if failed else ""
     return line + at + (f": {reason}" if reason and run.state in FAILED else "")
 

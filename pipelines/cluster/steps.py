@@ -10,10 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from csc.data.progress import duration
 from csc.pipelines.cluster.answers import Node, Run, seconds_between
-from csc.pipelines.cluster.terminal import duration, printable
 from csc.pipelines.cluster.titles import Spec, pod_template, title_of
 from csc.pipelines.cluster.workflow import DRIVER, Key, Path, find_paths, is_try, key_of, nodes_of, own_path, pod_name
+from csc.report.text import single_line
 
 __all__ = ["ENDED", "FAILED", "REUSED", "STARTING", "RunView", "Step", "view_of"]
 
@@ -40,7 +41,8 @@ class Step:
     def __str__(self) -> str:
         took = f" after {duration(self.seconds)}" if self.state in ("SUCCEEDED", "FAILED") else ""
         tries = f", try {self.tries}" if self.tries > 1 else ""
-        return f"{self.title:<24} {printable(self.state.lower())}{took}{tries}{f': {self.error}' if self.error else ''}"
+        error = f": {self.error}" if self.error else ""
+        return f"{self.title:<24} {single_line(self.state.lower())}{took}{tries}{error}"
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ def _step(node: Node, state: str, key: Key, spec: Spec, pods: Sequence[Path]) ->
         last = max(pods, key=_tries)
         pod = pod_name(last, pod_template(key, spec, driver=key_of(last)[-1].endswith(DRIVER)))
     took = seconds_between(node.start, node.end)
-    error = printable(node.error.message)
+    error = single_line(node.error.message)
     return Step(title_of(key, spec), state, node.start, took, error, max(1, len(pods)), pod, key)
 
 

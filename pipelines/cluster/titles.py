@@ -5,8 +5,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from csc.pipelines.cluster.terminal import printable
 from csc.pipelines.cluster.workflow import Key
+from csc.report.text import single_line
 
 __all__ = ["Spec", "loops", "pod_template", "title_of"]
 
@@ -20,7 +20,7 @@ def title_of(key: Key, spec: Spec) -> str:
     Without a pipeline the names in the workflow are all there is.
     """
     if not spec:
-        return printable(" · ".join(key[1:]) or key[-1])
+        return single_line(" · ".join(key[1:]) or key[-1])
     parts = []
     loop: Task = {}
     for name, task in _walk(key, spec):
@@ -34,7 +34,7 @@ def title_of(key: Key, spec: Spec) -> str:
             parts.append(f"task {int(number[1])}")
         elif task and name == key[-1]:
             parts.append(name)
-    return printable(" · ".join(parts) or key[-1])
+    return single_line(" · ".join(parts) or key[-1])
 
 
 def loops(spec: Spec) -> Iterator[tuple[str, list[str]]]:

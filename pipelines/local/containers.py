@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import yaml
 
 from csc.errors import CscError
-from csc.pipelines.local.lock import is_going_on
+from csc.pipelines.local.lock import is_running
 from csc.pipelines.local.steps import Show, Start, Step
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def _remove_leftovers(client: "DockerClient", workdir: Path, run: str) -> None:
     """End what killed runs of the work folder have left running, this one among them: it would write the same files."""
     for container in client.containers.list(all=True, filters={"label": [f"{_WORKDIR_LABEL}={workdir}"]}):
         name = container.labels[_RUN_LABEL]
-        if name == run or not is_going_on(workdir, name):
+        if name == run or not is_running(workdir, name):
             container.remove(v=True, force=True)
 
 

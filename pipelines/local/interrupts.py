@@ -39,5 +39,5 @@ def raise_if_interrupted() -> None:
 def _stop(number: int, _: FrameType | None) -> None:
     _received.append(number)
     if number == signal.SIGTERM:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough: we are on our way out
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # already stopping
     raise Terminated if number == signal.SIGTERM else KeyboardInterrupt

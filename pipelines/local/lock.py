@@ -16,7 +16,7 @@ from typing import TextIO
 from csc.errors import BadData, CscError
 from csc.steps.finish import close
 
-__all__ = ["LONGEST_TEMPORARY", "closed_if_cut_short", "is_going_on", "locked", "make_writable"]
+__all__ = ["LONGEST_TEMPORARY", "close_runs_on_failure", "is_running", "locked", "make_writable"]
 
 _CLEARING_SECONDS = 3.0  # for which another run may hold the lock of a killed one, to clear up after it
 LONGEST_TEMPORARY = 58  # bytes of TMPDIR: the sockets of a step's processes are three names below, and have 107 at most
@@ -76,14 +76,14 @@ def _made_there(folder: str) -> Iterator[None]:
         settings.update(known)
 
 
-def is_going_on(workdir: Path, name: str) -> bool:
+def is_running(workdir: Path, name: str) -> bool:
     """Whether a process is at work on a run."""
     with (workdir / "runs" / f"{name}.lock").open("a+", encoding="utf-8") as lock:
         return not _acquired(lock)
 
 
 @contextlib.contextmanager
-def closed_if_cut_short(run: Mapping[str, str]) -> Iterator[None]:
+def close_runs_on_failure(run: Mapping[str, str]) -> Iterator[None]:
     """Close the tracked runs of a run that ends early, as the exit handler of a pipeline does on a cluster."""
     try:
         yield

@@ -66,7 +66,7 @@ def test_status_of_a_recorded_run_on_its_way(replayed: Callable[[str], tuple[str
             "ingest                   succeeded after 21 s",
             "task 1 · split-labels    succeeded after 10 s",
             "task 1 · build-dataset   succeeded after 20 s",
-            "task 1 · train           succeeded after 115 s",
+            "task 1 · train           succeeded after 1 min 55 s",
             "task 1 · evaluate        succeeded after 37 s",
             "task 1 · register        starting",
             "run running",
@@ -85,8 +85,8 @@ def test_status_of_a_recorded_run_that_failed_names_step_pod_and_the_end_of_its_
     code, lines, _ = csc("status", *words)
     assert code == 1
     assert lines[9:] == [
-        "task 2 · train           failed after 81 s",
-        "run failed after 10 min at task 2 · train",
+        "task 2 · train           failed after 1 min 21 s",
+        "run failed after 10 min 5 s at task 2 · train",
         f"pod         {FAILED_POD}",
         f"log         csc logs {words[0]} --host {server.host} --token-env MY_TOKEN, which ends in",
         "  Traceback (most recent call last):",
@@ -108,7 +108,7 @@ def test_status_of_a_recorded_run_over_1_mib_says_so_and_goes_by_the_state_of_th
     assert code == 0
     assert lines[-3:-1] == [
         f"{NOTE}; at least 12 more have finished since",
-        "run succeeded after 18 min",
+        "run succeeded after 18 min 5 s",
     ]
     assert not [line for line in lines if "running" in line or "starting" in line]
 
@@ -170,7 +170,7 @@ def test_a_profile_names_the_cluster_for_every_command(
     assert csc("stop", *words)[:2] == (
         0,
         [
-            "nothing to stop: run failed after 10 min at task 2 · train",
+            "nothing to stop: run failed after 10 min 5 s at task 2 · train",
             f"status      csc status {run_id} --profile there.yaml --token-env MY_TOKEN",
         ],
     )
@@ -354,7 +354,7 @@ def test_a_pipeline_that_was_deleted_leaves_the_names_of_the_workflow(
     server.versions.clear()
     code, lines, error = csc("status", *words)
     assert (code, error) == (1, "")
-    assert "run failed after 10 min at incremental-task · train" in lines
+    assert "run failed after 10 min 5 s at incremental-task · train" in lines
 
 
 def refusing(status: int, message: str) -> Callable[[str, str], None]:
@@ -402,8 +402,8 @@ def test_names_and_reasons_cannot_change_the_terminal(
         detail["error"] = {"message": "exit\x08 code 1"}
     _, lines, _ = csc("status", *words)
     assert lines[0] == "red"
-    assert "task 2 · train           failed after 81 s: exit code 1" in lines
-    assert "run failed after 10 min at task 2 · train: first second" in lines
+    assert "task 2 · train           failed after 1 min 21 s: exit code 1" in lines
+    assert "run failed after 10 min 5 s at task 2 · train: first second" in lines
     assert not [line for line in lines if not line.isprintable()]
 
 
@@ -423,7 +423,7 @@ def test_a_spec_of_another_form_is_no_spec(replayed: Callable[[str], tuple[str, 
             version["pipeline_spec"] = content
         code, lines, error = csc("status", *words)
         assert (code, error) == (0, "")
-        assert "base-task · train        succeeded after 115 s" in lines
+        assert "base-task · train        succeeded after 1 min 55 s" in lines
 
 
 def test_without_a_token_the_commands_are_refused_by_the_server(csc: Csc):

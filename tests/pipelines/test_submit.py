@@ -118,7 +118,7 @@ def test_wait_tells_each_change_once_in_the_words_of_a_local_run(server, csc):
     states = ("running", "succeeded after 48 s")
     titles = ["ingest", "prior", *steps, "report", "finish"]
     assert changes == [f"{title:<24} {state}" for title in titles for state in states]
-    assert lines[-1] == "run succeeded after 15 min"
+    assert lines[-1] == "run succeeded after 15 min 0 s"
 
 
 def test_wait_tells_every_try_and_what_was_reused(server, csc):
@@ -138,7 +138,7 @@ def test_a_run_that_fails_ends_with_code_1_the_step_and_its_log(server, csc):
     code, lines, _ = csc(*submit(server, "--wait"))
     assert code == 1
     (run_id,) = server.runs
-    told = lines.index("run failed after 10 min at task 2 · train")
+    told = lines.index("run failed after 10 min 0 s at task 2 · train")
     assert "task 2 · train           failed after 48 s" in lines[told - 2]
     pod = server.progress[run_id].workflow.pod(("root", "exit-handler-1", "incremental-task", "train"))
     assert lines[told + 1 :] == [
@@ -157,7 +157,7 @@ def test_wait_goes_on_when_steps_are_no_longer_named(server, csc):
     assert [line for line in told if "Kubeflow" in line] == [
         "Kubeflow no longer tells how the steps stand: the workflow has grown over 1 MiB"
     ]
-    assert lines[-1] == "run succeeded after 19 min"
+    assert lines[-1] == "run succeeded after 19 min 0 s"
 
 
 @pytest.mark.parametrize("word", ["status", "stop"])

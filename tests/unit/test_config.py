@@ -170,7 +170,7 @@ def test_every_setting_can_be_set_from_the_command_line_and_changes_the_fingerpr
     assert type(after.flat()[key]) is type(value)
     if key not in ("method", "head"):  # which bring settings of their own
         assert {other for other in before.flat() if before.flat()[other] != after.flat()[other]} == {key}
-    assert (after.fingerprint() == before.fingerprint()) == (key in EXECUTION_ONLY)  # a run may go on with other hands
+    assert (after.fingerprint() == before.fingerprint()) == (key in EXECUTION_ONLY)  # a resumed run may change these
 
 
 def test_the_settings_walked_by_the_test_above_are_all_there_are():

@@ -165,7 +165,14 @@ def test_an_edit_elsewhere_leaves_the_code_version_as_it_is(tmp_path: Path):
         return subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True).stdout
 
     before = version()
-    for place in ("report/page.py", "cli/run.py", "study/render.py", "tracking/runs.py", "data/ingest/coco.py"):
+    for place in (
+        "report/page.py",
+        "cli/run.py",
+        "study/render.py",
+        "tracking/runs.py",
+        "data/ingest/coco.py",
+        "data/progress.py",
+    ):
         with (tmp_path / "csc" / place).open("a") as file:
             file.write("# another thought\n")
     assert version() == before

@@ -52,7 +52,7 @@ def _only_table(files: Source) -> PurePosixPath:
 
 
 def _rows(content: bytes, where: str) -> list[list[str]]:
-    """All rows with something in them; the first is the header."""
+    """All rows, empty ones included; the first is the header, which is checked."""
     try:
         rows = list(csv.reader(io.StringIO(content.decode("utf-8-sig"), newline=""), strict=True))
     except (UnicodeDecodeError, csv.Error) as error:

@@ -111,7 +111,7 @@ class Output:
 
     def finished_shards(self, parts: Sequence[Part]) -> dict[int, Shard]:
         """Return the shards that can be kept; delete the others, unless another process may be writing them."""
-        alone = self._owner() != self.key or not is_remote(self.uri)
+        may_delete = self._owner() != self.key or not is_remote(self.uri)
         write_bytes(self._at(_KEY), self.key.encode())  # from here on processes with another key stop
         sizes, finished = dict(list_below(self.uri)), dict[int, Shard]()
         for part in parts:
@@ -119,7 +119,7 @@ class Output:
             shard = _read(self._at(record), part.key) if record in sizes else None
             if shard and sizes.get(name) == shard.bytes and self._is_intact(name, shard):
                 finished[part.number] = shard
-        if alone and not exists(self._at(_CARD)):  # else another process has finished it while this one waited
+        if may_delete and not exists(self._at(_CARD)):  # else another process has finished it while this one waited
             keep = {_KEY, _LOCK, *(name for number in finished for name in _names(number))}
             for name in sizes.keys() - keep:
                 if name.startswith(("images/", "partial/")):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from csc.config import parse_overrides, resolve
 from csc.config.schema import Config
-from csc.data.loading import Batches, Workers, training_batches
+from csc.data.loading import Batches, Workers, image_batches
 from csc.data.order import Draw
 from csc.data.views import View
 from csc.errors import CscError
@@ -53,7 +53,7 @@ def plain(
 ) -> Batches:
     """Batches of the given rows, without augmentation."""
     plan = [(0, [[Draw(rows)] for rows in batches])]
-    return training_batches(view, plan, seed=0, size=size, augment=False, workers=workers, decode=decode)
+    return image_batches(view, plan, seed=0, size=size, augment=False, workers=workers, decode=decode)
 
 
 def fresh_network(config: Config, classes: int = NEW, seed: int = 0) -> Network:

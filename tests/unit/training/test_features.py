@@ -31,7 +31,7 @@ from csc.data.features import (
 )
 from csc.data.ingest.digits import ingest_digits
 from csc.data.ingest.writer import WriteOptions
-from csc.data.loading import training_batches
+from csc.data.loading import image_batches
 from csc.data.maps import map_batches
 from csc.data.order import Draw
 from csc.data.scores import Scores
@@ -163,7 +163,7 @@ def test_augmented_views_are_maps_of_augmented_images(place: str, views: dict[in
     shard, row = (views[1].table[name][3].as_py() for name in ("shard", "row"))
     whole = unlabelled(Dataset.open(place), Dataset.open(place).labels().drop_columns("labels"))
     batch = next(
-        training_batches(whole, [(2, [[Draw([row])]])], seed=shard, size=config.input.size, augment=True, workers=0)
+        image_batches(whole, [(2, [[Draw([row])]])], seed=shard, size=config.input.size, augment=True, workers=0)
     )
     with torch.inference_mode():
         expected = network.features(batch.images)[0].permute(1, 2, 0)
@@ -177,8 +177,8 @@ def test_one_loader_makes_a_view_and_the_place_of_an_image_decides_its_augmentat
 ):
     loaders = list[Any]()
     monkeypatch.setattr(
-        "csc.data.loading.training_batches",
-        lambda *arguments, **options: (loaders.append(options), training_batches(*arguments, **options))[1],
+        "csc.data.loading.image_batches",
+        lambda *arguments, **options: (loaders.append(options), image_batches(*arguments, **options))[1],
     )
     monkeypatch.setattr(step, "BATCH_ROWS", 16)  # borders of batches and of shards are not the same
     features = embedded(copied(sharded, tmp_path / "set"), "input.augment=true")
@@ -189,7 +189,7 @@ def test_one_loader_makes_a_view_and_the_place_of_an_image_decides_its_augmentat
     for shard in range(3):
         rows = unlabelled(sharded, table.slice(24 * shard, 24))
         plan = [(1, [[Draw(range(16))], [Draw(range(16, 24))]])]
-        batches = training_batches(rows, plan, seed=shard, size=config.input.size, augment=True, workers=0)
+        batches = image_batches(rows, plan, seed=shard, size=config.input.size, augment=True, workers=0)
         with torch.inference_mode():
             expected = torch.cat([network.features(batch.images).permute(0, 2, 3, 1) for batch in batches])
         found = np.stack([FeatureShards(features, 1, card.shape).map(shard, row) for row in range(24)])

@@ -21,7 +21,7 @@ from csc.data.loading import (
     Batches,
     Workers,
     decode,
-    training_batches,
+    image_batches,
     workers_for,
 )
 from csc.data.order import Draw, Plan, draw_exemplars, order
@@ -52,7 +52,7 @@ def load(
     view: View, *, seed: int = 0, epoch: int = 0, workers: Workers = 0, augment: bool = True, epochs: int = 1
 ) -> list[Batch]:
     plan = plan_of(range(epoch, epoch + epochs), seed)
-    return list(training_batches(view, plan, seed=seed, size=32, augment=augment, workers=workers))
+    return list(image_batches(view, plan, seed=seed, size=32, augment=augment, workers=workers))
 
 
 def by_row(batches: list[Batch]) -> dict[int, Tensor]:
@@ -138,7 +138,7 @@ def test_a_last_batch_of_one_image_is_left_out(count: int, sizes: list[int], shu
 
 def test_each_draw_shows_an_image_in_its_own_way_and_always_in_the_same(views: dict[int, View]):
     def shown(*draws: Draw) -> Batch:
-        return next(training_batches(views[1], [(0, [draws])], seed=0, size=32, augment=True, workers=0))
+        return next(image_batches(views[1], [(0, [draws])], seed=0, size=32, augment=True, workers=0))
 
     batch = shown(Draw([3, 4]), Draw([3, 4], 1), Draw([4, 3], 2))
     assert batch.rows.tolist() == [3, 4, 3, 4, 4, 3]
@@ -248,7 +248,7 @@ def test_a_thread_ends_with_the_last_batch(views: dict[int, View]):
 
 @pytest.mark.parametrize("taken", [0, 1, 2])
 def test_a_thread_ends_when_its_consumer_stops_early(views: dict[int, View], taken: int):
-    batches = training_batches(views[1], plan_of(range(50)), seed=0, size=32, augment=True, workers="thread")
+    batches = image_batches(views[1], plan_of(range(50)), seed=0, size=32, augment=True, workers="thread")
     for _ in range(taken):
         next(batches)
     assert bool(loader_threads()) == bool(taken)
@@ -259,7 +259,7 @@ def test_a_thread_ends_when_its_consumer_stops_early(views: dict[int, View], tak
 
 def test_a_thread_ends_when_its_consumer_fails(views: dict[int, View]):
     def consumer() -> None:
-        for _ in training_batches(views[1], plan_of(range(50)), seed=0, size=32, augment=False, workers="thread"):
+        for _ in image_batches(views[1], plan_of(range(50)), seed=0, size=32, augment=False, workers="thread"):
             raise KeyError("something else")
 
     with pytest.raises(KeyError):
