@@ -5,6 +5,9 @@ Here a process imports it once, starts the fork server that steps are forks of, 
 reads. From there on the command is what a person starts: a session of its own, its own environment, real steps.
 """
 
+import atexit
+import gc
+import importlib
 import json
 import os
 import shutil
@@ -12,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
 from functools import cache
@@ -23,19 +27,32 @@ from typing import IO
 class Forked:
     """A command that was started here, with what we use of `subprocess.Popen`."""
 
-    def __init__(self, words: list[str], variables: Mapping[str, str], errors: str = "", place: str = "") -> None:
-        """Start it, with its errors in the output or in a file of their own, and in our present folder or another."""
+    def __init__(
+        self, words: list[str], variables: Mapping[str, str], errors: str = "", place: str = "", terminal: str = ""
+    ) -> None:
+        """Start it.
+
+        Args:
+            words: `python -m csc …`
+            variables: its environment.
+            errors: file for its errors, which are in its output otherwise.
+            place: folder where it runs, if not the present one.
+            terminal: device that it is started from and prints to; there is no `stdout` then.
+        """
         starter, self.server = _starter()
         self._folder = Path(tempfile.mkdtemp(prefix="csc-forked-"))
-        os.mkfifo(self._folder / "output")
+        if not terminal:
+            os.mkfifo(self._folder / "output")
         assert starter.stdin is not None
         assert starter.stdout is not None
         words, folder = words[3:], str(self._folder)  # without python -m csc
         request = {"words": words, "variables": dict(variables), "folder": folder, "errors": errors, "place": place}
+        request["terminal"] = terminal
         starter.stdin.write(f"{json.dumps(request)}\n")
         starter.stdin.flush()
         self.pid = int(starter.stdout.readline())
-        self.stdout: IO[str] = (self._folder / "output").open(errors="replace")
+        if not terminal:
+            self.stdout: IO[str] = (self._folder / "output").open(errors="replace")
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
@@ -79,12 +96,12 @@ def _starter() -> "tuple[subprocess.Popen[str], int]":
 
 def main() -> None:
     """Fork a command for each line, until there are no more."""
-    import mlflow.tracking  # noqa: F401
+    from csc.pipelines.local.processes import PRELOADED, import_libraries_once
 
-    import csc.pipelines.local.runner
-    import csc.pipelines.scenario
-
-    csc.pipelines.local.runner.import_libraries_once()
+    import_libraries_once()
+    for name in ("csc.pipelines.local.runner", "csc.pipelines.scenario", "csc.serving.predictor", *PRELOADED):
+        importlib.import_module(name)
+    gc.freeze()  # a fork would copy what its search for garbage touches
     # A fork is not the parent of the fork server, and could not ask whether it is alive.
     server = forkserver._forkserver  # type: ignore[attr-defined]
     server.ensure_running = forkserver.ensure_running = lambda: None
@@ -94,16 +111,18 @@ def main() -> None:
         request = json.loads(line)
         if os.fork() == 0:
             _keep(**request)
+    _end(0)
 
 
-def _keep(words: list[str], variables: dict[str, str], folder: str, errors: str, place: str) -> None:
+def _keep(words: list[str], variables: dict[str, str], folder: str, errors: str, place: str, terminal: str) -> None:
     """Fork a command, say which process it is, wait for it and write down its exit code."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     pid = os.fork()
     if pid == 0:
-        os.setsid()
-        for number, file in enumerate((os.open(os.devnull, os.O_RDONLY), os.open(f"{folder}/output", os.O_WRONLY))):
-            os.dup2(file, number)
+        os.setsid()  # a terminal that is opened next is the one of its session, whose Ctrl-C it gets
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a script ignores it for what runs in its background
+        os.dup2(os.open(terminal or os.devnull, os.O_RDONLY), 0)
+        os.dup2(os.open(terminal or f"{folder}/output", os.O_WRONLY), 1)
         os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT) if errors else 1, 2)
         os.chdir(place or ".")
         os.environ.clear()
@@ -111,12 +130,21 @@ def _keep(words: list[str], variables: dict[str, str], folder: str, errors: str,
         tempfile.tempdir = None  # to be chosen by our TMPDIR
         from csc.cli import main
 
-        sys.exit(main(words))
+        _end(main(words))
     print(pid, flush=True)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     Path(folder, "new").write_text(str(code))
     Path(folder, "new").rename(f"{folder}/code")
     os._exit(0)
+
+
+def _end(code: int) -> None:
+    """End this process as Python does, but for taking all loaded modules apart, which takes seconds."""
+    threading._shutdown()  # type: ignore[attr-defined] # waits for threads
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

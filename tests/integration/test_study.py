@@ -3,11 +3,11 @@
 import os
 import re
 import signal
-import subprocess
 
 import pytest
 import yaml
 
+from tests.faults.starter import Forked
 from tests.integration.conftest import command, csc, environment
 from tests.tracked import fresh_database
 
@@ -52,17 +52,11 @@ def finished(workdir):
 
 def test_a_study_that_is_killed_goes_on_and_finished_cells_are_never_run_again(words, tmp_path):
     work = tmp_path / "work"
-    with subprocess.Popen(
-        command(*words), stdout=subprocess.PIPE, text=True, env=environment(), start_new_session=True
-    ) as victim:
-        said = []
-        for line in victim.stdout:
-            said.append(line)
-            if line.startswith("[1/3]"):
-                break
-        else:
-            pytest.fail(f"no cell ended: {said}")
+    victim = Forked(command(*words), environment())
+    with victim.stdout as lines:
+        assert any(line.startswith("[1/3]") for line in lines), "no cell ended"
         os.killpg(victim.pid, signal.SIGKILL)
+    victim.wait()
     before = finished(work)
     assert 1 <= len(before) <= 2
 
@@ -99,20 +93,15 @@ def test_a_study_that_is_killed_goes_on_and_finished_cells_are_never_run_again(w
 def test_an_interrupt_stops_all_cells_and_leaves_no_run_open(words, tmp_path):
     from mlflow.tracking import MlflowClient
 
-    with subprocess.Popen(
-        command(*words, "--methods", "csc", "--seeds", "0,1", "--verbose"),
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment(),
-    ) as victim:
-        training = set()
-        for line in victim.stdout:
+    victim, training = Forked(command(*words, "--methods", "csc", "--seeds", "0,1", "--verbose"), environment()), set()
+    with victim.stdout as lines:
+        for line in lines:
             training |= {line.partition(" | ")[0]} if "task 1/2 · epoch 1/1" in line else set()
             if len(training) == 2:
                 break
-        victim.send_signal(signal.SIGINT)
-        rest = victim.stdout.read()
-    assert victim.returncode == 130, rest
+        os.kill(victim.pid, signal.SIGINT)
+        rest = lines.read()
+    assert victim.wait() == 130, rest
     assert "[1/" not in rest
     client = MlflowClient(f"sqlite:///{tmp_path}/work/mlflow.db")
     experiment = client.get_experiment_by_name("csc-digits")

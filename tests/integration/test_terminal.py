@@ -21,12 +21,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("pipeline")]
 
 def on_a_terminal(words, interrupt_at=None):
     """Run a command on a pseudo-terminal; return its exit code and all that was drawn, one frame per line."""
-    pid, terminal = pty.fork()
-    if pid == 0:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell script ignores it for what it runs in the background
-        os.execvpe(words[0], words, {**environment(), "TERM": "xterm-256color"})
+    terminal, other_side = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 140, 0, 0))
-    drawn = b""
+    started = Forked(words, {**environment(), "TERM": "xterm-256color"}, terminal=os.ttyname(other_side))
+    drawn = os.read(terminal, 65536)
+    os.close(other_side)  # the command has it open by now
     while True:
         try:
             drawn += os.read(terminal, 65536)
@@ -35,8 +34,8 @@ def on_a_terminal(words, interrupt_at=None):
         if interrupt_at and interrupt_at.encode() in drawn:
             os.write(terminal, b"\x03")  # Ctrl-C
             interrupt_at = None
-    _, status = os.waitpid(pid, 0)
-    return os.waitstatus_to_exitcode(status), drawn.decode(errors="replace")
+    os.close(terminal)
+    return started.wait(), drawn.decode(errors="replace")
 
 
 def plain(drawn):

@@ -27,7 +27,7 @@ from csc.scenario import Scenario
 from csc.training.loop import Trainer
 from tests.unit.training.bench import first_rows, fresh_network, grown_network
 
-STEPS = 50
+STEPS = 30
 TOLERANCE = 1e-2  # relative, of any single step: rounding grows from step to step; the first ten agree to 1e-4
 NEW = 5
 
@@ -44,8 +44,8 @@ def view(digits: Dataset) -> View:
 
 
 def settings(**train: object) -> Config:
-    """The digits preset, at a learning rate at which 50 steps do not turn rounding into chaos."""
-    return resolve("digits", {"train": {"epochs": 5, "lr": 1e-3, **train}, "cigcn": {"width": 32}})
+    """The digits preset, at a learning rate at which so many steps do not turn rounding into chaos."""
+    return resolve("digits", {"train": {"epochs": 3, "lr": 1e-3, **train}, "cigcn": {"width": 32}})
 
 
 def fast_losses(config: Config, view: View, network: Network, prior: Network, folder: Path) -> list[dict[str, float]]:
