@@ -55,9 +55,9 @@ def translate_errors() -> Iterator[None]:
         yield
     except Exception as error:
         # Databases and buckets that clients use themselves have errors of their own, and so have answers that MLflow
-        # cannot read (google.protobuf).
+        # cannot read (google.protobuf, whose parser has a SystemError for a key that is no text).
         theirs = type(error).__module__.partition(".")[0] in ("mlflow", "sqlalchemy", "botocore", "boto3", "google")
-        if not (theirs or isinstance(error, OSError)):
+        if not (theirs or isinstance(error, OSError | SystemError)):
             raise
         kind, reason = _meaning(str(error))
         raise kind(f"MLflow at {without_secrets(tracking_uri())} {reason}") from None

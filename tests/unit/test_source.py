@@ -58,6 +58,18 @@ def test_a_zip_may_not_lead_out_of_itself(tmp_path: Path):
         assert refusal(lambda: files.read("../secret")).endswith("no such file")
 
 
+def test_a_member_without_a_name_is_left_out(tmp_path: Path):
+    with zipfile.ZipFile(tmp_path / "raw.zip", "w") as archive:
+        archive.writestr("a", b"content")
+        archive.writestr("b", b"more")
+    content = (tmp_path / "raw.zip").read_bytes()
+    start = content.rindex(b"PK\x01\x02")  # the list's entry of the last member, whose name is behind 46 bytes
+    nameless = content[: start + 46] + b"\0" + content[start + 47 :]
+    (tmp_path / "raw.zip").write_bytes(nameless)
+    with Source(tmp_path / "raw.zip") as files:
+        assert files.names() == {"a"}
+
+
 def test_threads_may_share_a_source(place: Path):
     with Source(place) as files, ThreadPoolExecutor(8) as threads:
         names = [*FILES] * 20

@@ -236,7 +236,7 @@ def _members_of(archives: Sequence[zipfile.ZipFile]) -> _Members:
     members: dict[PurePosixPath, tuple[zipfile.ZipFile, zipfile.ZipInfo]] = {}
     for archive in archives:
         for member in archive.infolist():
-            if not member.is_dir():
+            if member.filename and not member.is_dir():  # a damaged list may have members without a name
                 members.setdefault(PurePosixPath(member.filename), (archive, member))
 
     def read(path: PurePosixPath, limit: int) -> bytes:
