@@ -171,12 +171,14 @@ def close_runs(keys: Iterable[str], status: str) -> list[str]:
 def _search(client: "MlflowClient", tags: Mapping[str, str], status: str) -> Iterator["Run"]:
     """All runs with these tags and this status, in whatever experiment, page by page."""
     experiments, query = all_experiments(client), f"{with_tags(tags)} and attributes.status = '{status}'"
-    token = None
-    while True:
+    token, known = None, set[str]()
+    while token not in known:
+        known |= {token} if token else set()
         page = client.search_runs(experiments, query, page_token=token)
         yield from page
         if not (token := page.token):
             return
+    raise TrackingError(f"MLflow at {without_secrets(tracking_uri())} gives out the same page of runs without end")
 
 
 def all_experiments(client: "MlflowClient") -> Sequence[str]:

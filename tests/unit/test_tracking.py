@@ -7,11 +7,13 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mlflow.store.entities import PagedList
 from PIL import Image
 
 from csc.artifacts import RegisteredTask
@@ -19,7 +21,7 @@ from csc.errors import TrackingError
 from csc.report.table import facts
 from csc.steps.ingest import ingest
 from csc.steps.report import report
-from csc.tracking import calls, runs
+from csc.tracking import calls, queries, runs
 from csc.tracking.names import class_metric
 from csc.tracking.queries import close_runs, reach
 from csc.tracking.registry import fetch_model, find_record
@@ -578,3 +580,13 @@ def test_two_processes_that_share_a_server_log_every_point_once(client: Any, tmp
         for key in run.data.metrics:
             steps = tracked.steps(run, key)
             assert len(steps) == len(set(steps)), key
+
+
+def test_a_server_that_gives_out_the_same_page_without_end_is_refused(monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    run = SimpleNamespace(info=SimpleNamespace(experiment_id="1"), data=None)
+    client = SimpleNamespace(
+        search_experiments=lambda: [run.info], search_runs=lambda *_, **__: PagedList([run], token="again")
+    )
+    with pytest.raises(TrackingError, match="the same page of runs without end"):
+        list(queries._search(client, {}, status="RUNNING"))
