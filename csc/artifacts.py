@@ -85,14 +85,15 @@ class _Contract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return plain
 
     @classmethod
-    def read(cls, path: str | Path) -> Self:
-        """Read what `write` wrote; content that has changed since is refused."""
-        content = read_json(Path(path))
+    def read(cls, path: str | Path, named: str = "") -> Self:
+        """Read what `write` wrote; content that has changed since is refused, by the name that the user knows."""
+        named = named or str(path)
+        content = read_json(Path(path), named)
         digest = content.pop(_DIGEST, None) if isinstance(content, dict) else None
         if digest not in (None, _digest(content)):  # none: written by hand, or by a version before there were any
             remedy = f"; make it with the {cls.made_by} step" if cls.made_by else ""
-            raise cls.refusal(f"{path}: has changed since it was written (its digest is another){remedy}")
-        return cls.from_plain(content, str(path))
+            raise cls.refusal(f"{named}: has changed since it was written (its digest is another){remedy}")
+        return cls.from_plain(content, named)
 
     def write(self, path: str | Path) -> None:
         """Write a file, whole or not at all."""

@@ -73,13 +73,13 @@ def atomic_output(uri: str) -> Iterator[Path]:
         upload(path, uri)
 
 
-def read_json(uri: str | os.PathLike[str]) -> Any:
-    """Read JSON; an error names the file."""
+def read_json(uri: str | os.PathLike[str], named: str = "") -> Any:
+    """Read JSON; an error names the file, by the name by which the user knows it."""
     try:
         text = read_bytes(uri).decode("utf-8")
         return json.loads(text, object_pairs_hook=_each_key_once, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
-        raise BadData(f"{uri}: not readable as JSON ({error})") from None
+        raise BadData(f"{named or uri}: not readable as JSON ({error})") from None
 
 
 def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

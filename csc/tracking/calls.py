@@ -7,10 +7,11 @@ pauses, about four minutes in all.
 import contextlib
 import os
 import re
+import traceback
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from csc.errors import TrackingError, TrackingUnavailable
+from csc.errors import CscError, TrackingError, TrackingUnavailable
 from csc.tracking.server import quiet, tracking_uri, without_secrets
 
 __all__ = ["find_or_create", "translate_errors"]
@@ -54,13 +55,22 @@ def translate_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        # Databases and buckets that clients use themselves have errors of their own, and so have answers that MLflow
-        # cannot read (google.protobuf, whose parser has a SystemError for a key that is no text).
-        theirs = type(error).__module__.partition(".")[0] in ("mlflow", "sqlalchemy", "botocore", "boto3", "google")
-        if not (theirs or isinstance(error, OSError | SystemError)):
+        # Databases and buckets that clients use themselves have errors of their own. An answer of another form than
+        # MLflow expects is whatever error its code then runs into.
+        theirs = type(error).__module__.partition(".")[0] in ("mlflow", "sqlalchemy", "botocore", "boto3")
+        if theirs or isinstance(error, OSError):
+            kind, reason = _meaning(str(error))
+        elif _in_mlflow(error) and not isinstance(error, CscError):
+            kind, reason = TrackingError, f"gives an answer that its client cannot read ({_short(error)})"
+        else:
             raise
-        kind, reason = _meaning(str(error))
         raise kind(f"MLflow at {without_secrets(tracking_uri())} {reason}") from None
+
+
+def _in_mlflow(error: Exception) -> bool:
+    """Whether MLflow's code was at work."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_globals.get("__name__", "").startswith("mlflow.") for frame, _ in frames)
 
 
 def _meaning(message: str) -> tuple[type[TrackingError], str]:
@@ -71,7 +81,11 @@ def _meaning(message: str) -> tuple[type[TrackingError], str]:
     for pattern, meaning in _REFUSED.items():
         if re.search(pattern, message):
             return TrackingError, meaning
-    return TrackingError, f"says: {without_secrets(' '.join(message.split()))[:300]}"
+    return TrackingError, f"says: {_short(message)}"
+
+
+def _short(message: object) -> str:
+    return without_secrets(" ".join(str(message).split()))[:300]
 
 
 def find_or_create(

@@ -14,9 +14,10 @@ from csc.tracking.runs import Tracker
 from csc.tracking.server import connect
 
 if TYPE_CHECKING:
+    from mlflow.entities import Run
     from PIL import Image
 
-__all__ = ["EVIDENCE", "SCORES", "fetch_evidence", "fetch_files", "keep_figures", "keep_file"]
+__all__ = ["EVIDENCE", "SCORES", "download", "fetch_evidence", "fetch_files", "keep_figures", "keep_file"]
 
 SCORES, EVIDENCE = "scores.parquet", "evidence.parquet"
 PREVIEW = 800  # pixels of the longer side of the copy that a grid of images shows
@@ -49,10 +50,17 @@ def fetch_files(scenario_run_id: str, name: str, folder: Path, task: int | None 
             if any(item.path == name for item in client.list_artifacts(run.info.run_id)):
                 target = folder / run.info.run_id
                 target.mkdir()
-                found[int(run.data.tags["csc.task"])] = Path(
-                    client.download_artifacts(run.info.run_id, name, str(target))
-                )
+                found[int(run.data.tags["csc.task"])] = download(run, name, target)
     return dict(sorted(found.items()))
+
+
+def download(run: "Run", name: str, folder: Path) -> Path:
+    """A file of a run, by its exact address: for `runs:/…` MLflow would look through all models of the experiment."""
+    import mlflow
+    from mlflow.utils.uri import append_to_uri_path
+
+    address = append_to_uri_path(run.info.artifact_uri, name)
+    return Path(mlflow.artifacts.download_artifacts(address, dst_path=str(folder)))
 
 
 def fetch_evidence(scenario_run_id: str) -> tuple[Evidence, ...]:

@@ -6,6 +6,7 @@ tried again adds none, and what is fetched is compared with it, so no damaged mo
 """
 
 import contextlib
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from csc.artifacts import Registered, RegisteredTask
 from csc.errors import BadModel
 from csc.model import fingerprint
 from csc.tracking.calls import find_or_create, translate_errors
+from csc.tracking.files import download
 from csc.tracking.names import model_name
 from csc.tracking.queries import task_of, with_tags
 from csc.tracking.runs import Tracker
@@ -31,6 +33,7 @@ __all__ = [
     "fetch_model",
     "find_record",
     "keep_record",
+    "load_record",
     "local_model",
     "log_model",
     "point_aliases",
@@ -295,8 +298,9 @@ def _versions_by_task(client: "MlflowClient", name: str, key: str, **tags: str) 
 
 def keep_record(tracker: Tracker, record: RegisteredTask) -> None:
     """Keep `registered.json` with the task's run, for a pipeline that begins with the next task."""
-    with translate_errors():
-        tracker.client.log_dict(tracker.task_run.info.run_id, record.to_plain(), RECORD)
+    with translate_errors(), tempfile.TemporaryDirectory(prefix="csc-record-") as folder:
+        record.write(Path(folder, RECORD))
+        tracker.client.log_artifact(tracker.task_run.info.run_id, str(Path(folder, RECORD)))
 
 
 def find_record(name: str, task: int, key: str) -> RegisteredTask | None:
@@ -309,7 +313,11 @@ def find_record(name: str, task: int, key: str) -> RegisteredTask | None:
 def read_record(run_id: str) -> RegisteredTask:
     """What `keep_record` kept with the run of a task."""
     with translate_errors():
-        import mlflow
+        return load_record(connect(), run_id)
 
-        where = f"runs:/{run_id}/{RECORD}"
-        return RegisteredTask.from_plain(mlflow.artifacts.load_dict(where), where)
+
+def load_record(client: "MlflowClient", run_id: str) -> RegisteredTask:
+    """The same, with MLflow's own errors."""
+    with tempfile.TemporaryDirectory(prefix="csc-record-") as folder:
+        file = download(client.get_run(run_id), RECORD, Path(folder))
+        return RegisteredTask.read(file, f"runs:/{run_id}/{RECORD}")

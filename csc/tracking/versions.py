@@ -12,7 +12,7 @@ from csc.artifacts import RegisteredTask
 from csc.errors import BadModel
 from csc.model import ModelCard, read_card
 from csc.tracking.calls import translate_errors
-from csc.tracking.registry import RECORD, local_model
+from csc.tracking.registry import load_record, local_model
 from csc.tracking.server import connect
 
 if TYPE_CHECKING:
@@ -54,21 +54,20 @@ def find_version(uri: str) -> RegisteredTask:
     address = Address.parse(uri)
     if address is None or not (address.alias or address.number):
         raise BadModel(f"{uri}: expected a registered model, models:/NAME@final or models:/NAME/3")
+    unknown = BadModel(f"{uri}: no such version of a model of this project; 'csc ui' shows those there are")
     with translate_errors():
         client = connect()
-        import mlflow
         from mlflow.exceptions import MlflowException
 
         try:
             found = address.version(client)
-            record = mlflow.artifacts.load_dict(f"runs:/{found.run_id}/{RECORD}")
+            if not found.run_id:  # somebody else made it
+                raise unknown
+            kept = load_record(client, found.run_id)
         except MlflowException as error:
             if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
                 raise
-            raise BadModel(
-                f"{uri}: no such version of a model of this project; 'csc ui' shows those there are"
-            ) from None
-    kept = RegisteredTask.from_plain(record, uri)
+            raise unknown from None
     return replace(kept, model=replace(kept.model, name=found.name, version=str(found.version)))
 
 
