@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from csc.data.evidence import Evidence, read_evidence
 from csc.tracking.calls import translate_errors
-from csc.tracking.queries import with_tags
+from csc.tracking.queries import task_of, with_tags
 from csc.tracking.runs import Tracker
 from csc.tracking.server import connect
 
@@ -50,7 +50,7 @@ def fetch_files(scenario_run_id: str, name: str, folder: Path, task: int | None 
             if any(item.path == name for item in client.list_artifacts(run.info.run_id)):
                 target = folder / run.info.run_id
                 target.mkdir()
-                found[int(run.data.tags["csc.task"])] = download(run, name, target)
+                found[task_of(run.data.tags)] = download(run, name, target)
     return dict(sorted(found.items()))
 
 

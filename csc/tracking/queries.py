@@ -1,5 +1,6 @@
 """Questions to the tracking server: which scenario runs there are and how far they have come; and closing them."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ __all__ = [
     "curve",
     "finished_runs",
     "newest_runs",
+    "number_of",
     "progress_since",
     "reach",
     "task_of",
@@ -76,10 +78,14 @@ def with_tags(tags: Mapping[str, str]) -> str:
 
 def task_of(tags: Mapping[str, str]) -> int:
     """The number of the task that a run or a version is of, as its tags say."""
-    number = tags.get("csc.task", "")
-    if not number.isdecimal():
-        raise TrackingError(f"MLflow has a run or version with the tag csc.task={number!r}; expected a task's number")
-    return int(number)
+    return number_of("tag csc.task", tags.get("csc.task", ""), "a task's number")
+
+
+def number_of(what: str, text: str, expected: str = "a number") -> int:
+    """A number that MLflow has as text."""
+    if not re.fullmatch("[0-9]{1,9}", text):
+        raise TrackingError(f"MLflow has a run or version with the {what}={text!r}; expected {expected}")
+    return int(text)
 
 
 def with_views() -> dict[str, str]:

@@ -18,7 +18,7 @@ from csc.model import fingerprint
 from csc.tracking.calls import find_or_create, translate_errors
 from csc.tracking.files import download
 from csc.tracking.names import model_name
-from csc.tracking.queries import task_of, with_tags
+from csc.tracking.queries import number_of, task_of, with_tags
 from csc.tracking.runs import Tracker
 from csc.tracking.server import connect
 
@@ -273,7 +273,8 @@ def point_aliases(name: str, key: str) -> LastVersion:
         if not versions:
             return LastVersion()
         # Found by a search, because a model that is asked for by its name comes with all its versions.
-        before, moved = client.search_registered_models(f"name = '{name}'", max_results=1)[0].aliases, []
+        models = client.search_registered_models(f"name = '{name}'", max_results=1)
+        before, moved = models[0].aliases if models else {}, []
         for task, version in versions.items():
             for alias in _aliases_of(task, version):
                 if str(before.get(alias)) != str(version.version):
@@ -286,14 +287,15 @@ def point_aliases(name: str, key: str) -> LastVersion:
 
 def _aliases_of(task: int, version: "ModelVersion") -> list[str]:
     """The aliases that a version should have; none if it was kept back."""
-    return [] if KEPT_BACK in version.tags else _aliases(task, int(version.tags.get("csc.tasks", 0)))
+    tasks = number_of("tag csc.tasks", version.tags.get("csc.tasks", "0"))
+    return [] if KEPT_BACK in version.tags else _aliases(task, tasks)
 
 
 def _versions_by_task(client: "MlflowClient", name: str, key: str, **tags: str) -> "dict[int, ModelVersion]":
     """The newest version of each task of a run, in their order."""
     found = client.search_model_versions(f"name = '{name}' and {with_tags({'csc.run_key': key, **tags})}")
-    found = sorted(found, key=lambda version: (task_of(version.tags), int(version.version)))
-    return {task_of(version.tags): version for version in found}
+    numbered = {(task_of(version.tags), number_of("version", str(version.version))): version for version in found}
+    return {task: version for (task, _), version in sorted(numbered.items(), key=lambda item: item[0])}
 
 
 def keep_record(tracker: Tracker, record: RegisteredTask) -> None:

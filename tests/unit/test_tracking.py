@@ -590,3 +590,11 @@ def test_a_server_that_gives_out_the_same_page_without_end_is_refused(monkeypatc
     )
     with pytest.raises(TrackingError, match="the same page of runs without end"):
         list(queries._search(client, {}, status="RUNNING"))
+
+
+@pytest.mark.parametrize("text", [" ", "one", "-1", "1.0", "9" * 12, "²"])
+def test_a_tag_that_is_no_number_is_one_line(text):
+    with pytest.raises(
+        TrackingError, match=r"^MLflow has a run or version with the tag csc\.tasks=.*; expected a number$"
+    ):
+        queries.number_of("tag csc.tasks", text)
