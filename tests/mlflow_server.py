@@ -24,9 +24,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.debian import install
 from tests.s3 import Store, free_ports
 
-_INSTALL_SECONDS = 180
 _START_SECONDS = 120
 _PASSWORD = "password-of-the-database"
 
@@ -35,23 +35,10 @@ def postgres_programs() -> Path:
     """The folder of PostgreSQL's programs; skips if there is none and none can be installed."""
     if (found := _installed_postgres()) is not None:
         return found
-    if not os.environ.get("CSC_TEST_INSTALL") or os.geteuid() != 0 or not shutil.which("apt-get"):
-        pytest.skip("no PostgreSQL: its programs are not installed (apt-get install postgresql)")
-    apt_install("postgresql")
+    install("postgresql", missing="no PostgreSQL")
     if (found := _installed_postgres()) is None:
         pytest.skip("no PostgreSQL: installed, but its programs are not where Debian puts them")
     return found
-
-
-def apt_install(package: str) -> None:
-    """Install a package of Debian; skips if that fails."""
-    quietly = {"DEBIAN_FRONTEND": "noninteractive", "PATH": os.environ["PATH"]}
-    try:
-        for words in (["update"], ["install", "--yes", "--no-install-recommends", package]):
-            command = ["apt-get", "--quiet", *words]
-            subprocess.run(command, env=quietly, timeout=_INSTALL_SECONDS, capture_output=True, check=True)
-    except (OSError, subprocess.SubprocessError) as error:
-        pytest.skip(f"{package} is not installed, and installing it failed ({error})")
 
 
 def _installed_postgres() -> Path | None:

@@ -19,6 +19,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.debian import install
+
 ROOT = Path(__file__).parents[2]
 NAME = "csc-test"  # images of a person on the same engine keep their names
 BASE = f"{NAME}-base:latest"
@@ -76,15 +78,10 @@ def engine() -> Iterator[Engine]:
 
 def _install() -> None:
     """Install whatever is missing, where we may."""
-    if not os.environ.get("CSC_TEST_INSTALL") or os.getuid() != 0 or not shutil.which("apt-get"):
-        pytest.skip("no container engine runs, and only root on Debian can start one here")
-    if shutil.which("dockerd") and shutil.which("mmdebstrap"):
-        return
-    quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    for words in (["update"], ["install", "--yes", "--no-install-recommends", *PACKAGES]):
-        done = subprocess.run(["apt-get", "--quiet", *words], capture_output=True, text=True, env=quiet)
-        if done.returncode != 0:
-            pytest.skip(f"no container engine runs, and none can be installed: {done.stderr.strip()[-300:]}")
+    if os.getuid() != 0:
+        pytest.skip("no container engine runs, and only root can start one here")
+    if not (shutil.which("dockerd") and shutil.which("mmdebstrap")):
+        install(*PACKAGES, missing="no container engine")
 
 
 @contextlib.contextmanager
