@@ -54,7 +54,9 @@ class Shop:
         with self.log.open("a") as log:
             log.write(f"{uri.rpartition('/')[2]}\n")
         path.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(self.folder / uri.rpartition("/")[2], path)
+        aside = path.with_name("aside")  # as the real one does; a file that is overwritten has no length for a moment
+        shutil.copyfile(self.folder / uri.rpartition("/")[2], aside)
+        aside.replace(path)
 
     def downloads(self) -> list[str]:
         return self.log.read_text().split() if self.log.exists() else []
