@@ -53,13 +53,17 @@ class Backbone(Settings, frozen=True, kw_only=False):
 
     Attributes:
         name: model of timm, with the tag of its weights.
-        frozen: whether it keeps its weights and only the head learns.
+        frozen: whether it keeps its weights, so that only the head learns: from the start, or after the base task.
         output_stride: pixels of the input per position of its last map.
     """
 
     name: TimmName = "tresnet_m.miil_in21k"
-    frozen: bool = False
+    frozen: bool | Literal["after_base"] = False
     output_stride: Literal[8, 16, 32] = 32
+
+    def learns(self, *, is_base: bool) -> bool:
+        """Whether it learns in a task."""
+        return is_base if self.frozen == "after_base" else not self.frozen
 
 
 class Input(Settings, frozen=True):
@@ -294,7 +298,7 @@ class Config(Settings, frozen=True):
             )
         if self.statistics.pooling == "masks" and self.head != "ci_gcn":
             raise BadConfig(f"statistics.pooling=masks: head '{self.head}' has no masks; set head=ci_gcn, or mean")
-        if views and not self.backbone.frozen:
+        if views and self.backbone.learns(is_base=True):
             raise BadConfig(
                 f"features.views={views}: maps of a backbone that learns go stale; set backbone.frozen=true"
             )

@@ -113,8 +113,9 @@ class Method:
     def check(cls, config: Config) -> None:
         """Refuse settings that the method cannot work with."""
         if config.backbone.frozen and not cls.takes_frozen_backbone:
+            frozen = str(config.backbone.frozen).lower()
             raise BadConfig(
-                f"backbone.frozen=true: method '{config.method}' works by changing the backbone, so it cannot be "
+                f"backbone.frozen={frozen}: method '{config.method}' works by changing the backbone, so it cannot be "
                 "frozen; leave backbone.frozen and features.views alone"
             )
 

@@ -46,8 +46,8 @@ class L3A(RidgeRegression):
     Weights: with N_c images of class c so far and K classes, w_c = K N_c^-½ / Σ_k N_k^-½, and ω of an image is the mean
     of w_c over its labels and pseudo-labels. Pseudo-labels are not counted in N; an image counts in each of its tasks.
 
-    The published base task fine-tunes the backbone for an epoch first; here it is frozen from the start. Scores become
-    probabilities as in `ridge`, which leaves their order as it is.
+    As published, the base task first trains the backbone for an epoch with ASL; `backbone.frozen=true` leaves that out,
+    and allows cached maps. Scores become probabilities as in `ridge`, which leaves their order as it is.
     """
 
     name = "l3a"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal, cast
 from csc.config.schema import AtLeast0, Config, NotNegative, Settings
 from csc.errors import BadConfig
 from csc.methods import register
-from csc.methods.base import HEADS, HeadKind, Method
+from csc.methods.base import HEADS, HeadKind, Method, Step
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,6 +63,9 @@ class RidgeRegression(Method):
     With `once`, an image that comes again adds to C only. Every image of a class is in the task of that class, so C is
     then complete and W is that of joint training with all labels.
 
+    With `backbone.frozen=after_base` the base task first trains the backbone under a linear head, with the
+    classification loss, as any method would; then it is frozen, and the sums begin.
+
     Scores: z = W h is near 0 and 1, but no probability. Take z of a class as normal around μ₁ where the class is
     present and around μ₀ elsewhere, with one variance s² and a share π of present ones. The log-odds are linear in z,
 
@@ -82,15 +85,20 @@ class RidgeRegression(Method):
         if not config.backbone.frozen:
             raise BadConfig(
                 f"backbone.frozen=false: method '{config.method}' keeps sums of features, which go stale when the "
-                "backbone learns; leave backbone.frozen alone"
+                "backbone learns; set backbone.frozen=true, or after_base"
             )
         if config.max_entropy.beta:
             raise BadConfig(f"max_entropy.beta: method '{config.method}' has no loss to add it to; leave it at 0")
 
     @classmethod
     def is_random(cls, config: Config) -> bool:
-        """Only random features are, and weights of the backbone that are not given."""
-        return config.of(Ridge).hidden > 0 or config.init == "scratch" or config.input.augment
+        """Only random features are, and a backbone that learns or whose weights are not given."""
+        learns = config.backbone.learns(is_base=True)
+        return config.of(Ridge).hidden > 0 or config.init == "scratch" or config.input.augment or learns
+
+    def terms(self, step: Step) -> "dict[str, Tensor]":
+        """The classification loss under which the backbone learns in the base task, if it does."""
+        return {"ce": self.classify(step, step.logits, step.targets)}
 
     def solve(self, objective: "Objective") -> dict[str, float]:
         """Add the task's images to the sums, solve, and turn scores into probabilities."""

@@ -17,7 +17,8 @@ from csc.data.progress import Progress
 from csc.data.views import View
 from csc.distributed.group import Group, no_sync, single_process
 from csc.errors import BadData, BadModel, NotFinite
-from csc.methods import method
+from csc.methods import HEADS, method
+from csc.nets.head import Head
 from csc.nets.network import Network
 from csc.replay.memory import Memory
 from csc.storage import atomic_file, writable
@@ -75,8 +76,12 @@ class Trainer:
         config, device = self.config, self.group.device
         self.method = method(config, self.state)
         self.is_base = self.task == 1 or not self.method.continues  # the network has learned nothing so far
+        self.frozen = not config.backbone.learns(is_base=self.is_base)
         draws = self.method.draws
         self.examples = Examples(config, self.view, self.task, self.memory, draws, self.features, self.group)
+        self.solved = self.network.head if self.method.solves else None
+        if self.solved is not None and not self.frozen:  # the backbone learns under a plain head, the other comes after
+            self.network.head = HEADS["linear"].build(config, self.network.backbone.channels, (self.new,))
         self.group.sync_batch_norms(self.network)
         to_device(self.network, config, device)
         if self.prior is not None:
@@ -91,7 +96,7 @@ class Trainer:
         self.scheduler = make_schedule(self.optimizer, config.train, config.train.epochs * self.steps)
         self.precision = Precision.of(config, device)
         self.objective = Objective(
-            config, self.method, self.network, self.prior, self.new, self.examples, self.precision
+            config, self.method, self.network, self.prior, self.new, self.examples, self.precision, self.frozen
         )
         self.watch = FiniteWatch(device)
         view = self.examples.view
@@ -100,13 +105,22 @@ class Trainer:
         self.keeper = Checkpoint(self.checkpoint, key, *moving)
 
     def run(self) -> list[EpochLog]:
-        """Train all epochs, resuming an earlier try from its checkpoint; return one log per epoch.
+        """Train the task: its epochs, and the closed form of a method that has one; return one log for each.
+
+        A frozen backbone under a closed form has no epochs.
+        """
+        self.objective.begin()
+        log = [] if self.solved is not None and self.frozen else self._descend()
+        if self.solved is not None:
+            log = [*log, self._solve(self.solved, len(log))]
+        self.method.finish(self.objective)
+        return log
+
+    def _descend(self) -> list[EpochLog]:
+        """Train all epochs, resuming an earlier try from its checkpoint.
 
         A process that is asked to stop (SIGTERM) saves a checkpoint after the update under way and ends with code 143.
         """
-        self.objective.begin()
-        if self.method.solves:
-            return [self._solve()]
         position = self._restore()
         finished = len(position.log) + position.updates / self.steps
         progress = Progress(self.title, self.config.train.epochs, self.examples.shown, finished=finished)
@@ -120,7 +134,6 @@ class Trainer:
                     self.keeper.save(position)
                     progress.epoch(epoch, terms)
                     self.on_epoch(epoch, position.log[-1])
-        self.method.finish(self.objective)
         return position.log
 
     def _restore(self) -> Position:
@@ -135,16 +148,16 @@ class Trainer:
             raise BadData(f"{self.checkpoint}: not seen alike by all processes; put it where all nodes can read it")
         return position
 
-    def _solve(self) -> EpochLog:
-        """One pass over the images instead of epochs; a try that died begins again."""
+    def _solve(self, head: Head, epoch: int) -> EpochLog:
+        """One pass over the images gives the head its weights; a try that died begins this pass again."""
+        self.network.head = head.to(self.group.device)
         started = time.monotonic()
         terms = self.method.solve(self.objective)
         speed = self.examples.own / (time.monotonic() - started)
         log = {**terms, "loss": sum(terms.values()), "images_per_second": speed, "waiting": 0.0}
         if self.group.is_main:
             print(f"{self.title} · solved from {self.examples.own:,} images · {speed:.0f} images/s", flush=True)
-            self.on_epoch(0, log)
-        self.method.finish(self.objective)
+            self.on_epoch(epoch, log)
         return log
 
     def _epoch(
@@ -251,7 +264,7 @@ class Trainer:
 
     def _freeze(self) -> None:
         """Keep from learning: a frozen backbone, and the parameters that the caller or the method names."""
-        if self.config.backbone.frozen:
+        if self.frozen:
             self.network.backbone.requires_grad_(False)
         frozen = self.method.frozen(self.network) if self.task > 1 else ()
         for name in (*self.frozen_parameters, *frozen):
@@ -260,7 +273,7 @@ class Trainer:
     def _train_mode(self) -> None:
         """Training mode, but for what is frozen: the backbone, or statistics of batch-norm after the base task."""
         self.network.train()
-        if self.config.backbone.frozen:
+        if self.frozen:
             self.network.backbone.eval()
         if self.config.keeps_batch_norm and not self.is_base:
             for module in self.network.modules():

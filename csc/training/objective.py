@@ -33,6 +33,7 @@ class Objective:
         network: that learns; on its device, with what must not learn frozen.
         prior: model of the task before, made for inference, if the method asks for it.
         new: how many classes are new.
+        frozen: whether the backbone keeps its weights in this task.
         learner: the network as training calls it: compiled if wanted, its gradients averaged over processes.
     """
 
@@ -43,13 +44,13 @@ class Objective:
     new: int
     examples: Examples
     precision: Precision
+    frozen: bool
 
     def __post_init__(self) -> None:
         self.group, self.classes = self.examples.group, self.examples.view.classes
         self.device, self.needs_intermediates = self.group.device, self.method.needs_intermediates
         # A frozen backbone is the same in both networks: it runs once, and both take its maps.
-        frozen = self.config.backbone.frozen
-        learner, self._teacher = (net.on_maps() if net and frozen else net for net in (self.network, self.prior))
+        learner, self._teacher = (net.on_maps() if net and self.frozen else net for net in (self.network, self.prior))
         compiled = torch.compile(learner) if self.config.train.compile else learner
         self.learner = self.group.learner(cast(nn.Module, compiled))
         self._prior_logits: Tensor | None = None
@@ -187,7 +188,7 @@ class Objective:
     def _outputs(self, batch: Batch, own: int) -> tuple[Outputs, Outputs | None]:
         """The learner's outputs on all images, then on drawn features; the prior model's on the task's own images."""
         images = batch.images
-        if self.config.backbone.frozen:
+        if self.frozen:
             with torch.no_grad():
                 images = self.network.features(images)
         prior = self._prior_outputs(images[:own], batch.rows[:own])  # first: what it computes with is free again then

@@ -74,6 +74,7 @@ def save_moments(optimizer: Optimizer, network: nn.Module, path: Path) -> None:
     moments = {
         f"{names[id(parameter)]}:{key}": torch.as_tensor(value)
         for parameter, state in optimizer.state.items()
+        if id(parameter) in names  # a head that a closed form replaced is gone
         for key, value in state.items()
     }
     save_tensors(moments, path)

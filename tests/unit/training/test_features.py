@@ -419,6 +419,7 @@ def test_a_stored_backbone_keeps_its_weights_through_saving_and_loading():
     ("items", "part"),
     [
         (("features.views=1",), "backbone.frozen=true"),
+        (("features.views=1", "backbone.frozen=after_base"), "backbone.frozen=true"),
         (("features.views=2", "backbone.frozen=true", "input.augment=false"), "set it to 1"),
         (("features.views=-1",), "0 or more"),
     ],

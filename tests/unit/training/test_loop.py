@@ -134,9 +134,9 @@ def test_a_task_of_one_image_is_refused(bench: Bench):
         bench.trainer(settings("train.epochs=2"), view=first_rows(bench.views[1], 1))
 
 
-@pytest.mark.parametrize("head", ["ci_gcn", "linear"])
-def test_a_frozen_backbone_keeps_weights_and_statistics_while_the_head_learns(bench: Bench, head: str):
-    trainer = bench.second(settings(f"head={head}", "backbone.frozen=true", "train.epochs=1"))
+@pytest.mark.parametrize(("head", "frozen"), [("ci_gcn", "true"), ("linear", "true"), ("ci_gcn", "after_base")])
+def test_a_frozen_backbone_keeps_weights_and_statistics_while_the_head_learns(bench: Bench, head: str, frozen: str):
+    trainer = bench.second(settings(f"head={head}", f"backbone.frozen={frozen}", "train.epochs=1"))
     before = state_of(trainer.network)
     log = trainer.run()
     after = changed(before, trainer.network)
@@ -146,8 +146,9 @@ def test_a_frozen_backbone_keeps_weights_and_statistics_while_the_head_learns(be
     assert log[0]["kd"] > 0
 
 
-def test_an_unfrozen_backbone_learns_weights_and_statistics(bench: Bench):
-    trainer = bench.trainer(settings("train.epochs=1"))
+@pytest.mark.parametrize("frozen", ["false", "after_base"])
+def test_a_backbone_that_is_not_frozen_yet_learns_weights_and_statistics(bench: Bench, frozen: str):
+    trainer = bench.trainer(settings(f"backbone.frozen={frozen}", "train.epochs=1"))
     before = state_of(trainer.network)
     trainer.run()
     of_backbone = {name for name in changed(before, trainer.network) if name.startswith("backbone.")}

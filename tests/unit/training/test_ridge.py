@@ -166,6 +166,33 @@ def test_the_loop_solves_in_one_pass_and_leaves_the_backbone_alone(bench):
         assert torch.equal(value, again.network.state_dict()[name]), name
 
 
+@pytest.mark.parametrize("name", ["ridge", "l3a"])
+def test_a_base_task_can_train_the_backbone_before_it_is_frozen(bench, name: str):
+    config = settings(f"method={name}", "backbone.frozen=after_base", "train.epochs=2")
+    network = fresh_network(config)
+    before, head = state_of(network.backbone), network.head
+    first = bench.trainer(config, network)
+    log = first.run()
+    assert [set(epoch) & {"ce", "squared_error"} for epoch in log] == [{"ce"}, {"ce"}, {"squared_error"}]
+    assert network.head is head  # the linear one that the backbone learned under is gone
+    trained = state_of(network.backbone)
+    assert any(not torch.equal(value, before[name]) for name, value in trained.items())
+
+    second = bench.trainer(config, grown_network(network, 2 * NEW), task=2, state=first.method.state)
+    assert len(second.run()) == 1
+    assert all(torch.equal(value, trained[name]) for name, value in second.network.backbone.state_dict().items())
+
+
+def test_a_base_task_that_died_before_its_solution_resumes_from_the_last_epoch(bench):
+    config = settings(*RIDGE, "backbone.frozen=after_base", "train.epochs=1")
+    whole = bench.trainer(config, fresh_network(config))
+    log = whole.run()
+    again = bench.trainer(config, fresh_network(config))  # finds the checkpoint of the first
+    assert again.run()[0] == log[0]
+    for name, value in whole.network.state_dict().items():
+        assert torch.equal(value, again.network.state_dict()[name]), name
+
+
 @pytest.mark.parametrize(
     ("overrides", "key"),
     [({"backbone": {"frozen": False}}, "backbone.frozen"), ({"max_entropy": {"beta": 0.1}}, "max_entropy.beta")],
