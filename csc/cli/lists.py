@@ -5,6 +5,7 @@ from argparse import ArgumentParser, Namespace
 from csc.cli.command import Command
 from csc.config import methods
 from csc.config.describe import Setting, settings
+from csc.config.tree import setting_text
 from csc.errors import BadConfig
 from csc.scenario import CLASS_COUNTS, PAPER_SCENARIOS, Scenario
 
@@ -35,7 +36,8 @@ def _settings(arguments: Namespace) -> int:
     if not found:
         raise BadConfig(f"csc settings {arguments.pattern}: no setting has this in its key or meaning")
     for setting in found:
-        print(f"{f'{setting.key} = {_written(setting.default)}':<48}{setting.values} · {_readers(setting)}")
+        default = f"{setting.key} = {setting_text(setting.default, short=True)}"
+        print(f"{default:<48}{setting.values} · {_readers(setting)}")
         print(f"    {setting.meaning}")
     print("these are the defaults of the paper; data sets and methods have their own, which 'csc run --dry-run' shows")
     return 0
@@ -48,11 +50,6 @@ def _readers(setting: Setting) -> str:
     if len(others) < len(setting.readers):
         return f"all methods but {', '.join(others)}"
     return ", ".join(setting.readers)
-
-
-def _written(value: object) -> str:
-    """A value as `--set` takes it."""
-    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 METHODS = Command("list the learning methods", run=_methods)

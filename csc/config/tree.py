@@ -1,9 +1,10 @@
-"""Nested settings: laid over each other, and by dotted keys."""
+"""Nested settings: laid over each other, by dotted keys, and as text."""
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["flatten", "merged", "nested"]
+__all__ = ["flatten", "merged", "nested", "setting_text"]
 
 
 def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
@@ -48,3 +49,16 @@ def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
             value = {part: value}
         tree = merged(tree, value)
     return tree
+
+
+def setting_text(value: Any, *, short: bool = False) -> str:
+    """A setting as `--set` takes it; `short` is for reading, with six digits of a fraction.
+
+    >>> setting_text(True), setting_text(1e-5), setting_text("hub"), setting_text(0.12345678)
+    ('true', '1e-05', 'hub', '0.12345678')
+    >>> setting_text(0.12345678, short=True), setting_text(0.0, short=True)
+    ('0.123457', '0')
+    """
+    if short and isinstance(value, float):
+        return f"{value:g}"
+    return value if isinstance(value, str) else json.dumps(value)

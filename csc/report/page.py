@@ -6,10 +6,11 @@ from csc.artifacts import Metrics, Run
 from csc.config import methods
 from csc.data.evidence import Evidence
 from csc.report import figures, sections
+from csc.report.columns import SUMMARY, TITLES, titles
 from csc.report.findings import findings
 from csc.report.images import Pictures
 from csc.report.learning import time_taken
-from csc.report.paper import NUMBERS, paper_numbers
+from csc.report.paper import paper_numbers
 from csc.report.shell import figure, html_table, page_of, table_row
 from csc.report.svg import escape
 from csc.report.table import METRICS, averages, comparison, facts, notes, old_classes_text
@@ -78,9 +79,11 @@ def _numbers(run: Run) -> str:
     """Show the few numbers to remember, the paper's in small print below ours."""
     paper = paper_numbers(run.scenario, run.method) or {}
     tiles = []
-    for name, label in {**NUMBERS, "forgetting": "forgetting"}.items():
+    for name in (*SUMMARY, "forgetting"):
         theirs = f"paper {paper[name]:.1f}" if name in paper else ""
-        tiles.append(f'<div><dt>{label}</dt><dd>{run.summary[name]:.1f}</dd><dd class="paper">{theirs}</dd></div>')
+        tiles.append(
+            f'<div><dt>{TITLES[name]}</dt><dd>{run.summary[name]:.1f}</dd><dd class="paper">{theirs}</dd></div>'
+        )
     return f'<dl class="numbers">{"".join(tiles)}</dl>'
 
 
@@ -94,7 +97,7 @@ def _comparison(run: Run) -> str:
     if len(papers) == 1:
         return f'<p class="note">In small print: {escape(papers[0][0])}. {apart}</p>'
     rows = [[label, *numbers] for label, numbers in comparison(run)]
-    return f'{html_table(["", *NUMBERS.values()], rows, "comparison")}<p class="note">{apart}</p>'
+    return f'{html_table(["", *titles(SUMMARY)], rows, "comparison")}<p class="note">{apart}</p>'
 
 
 def _course(run: Run, old_classes: Metrics | None) -> str:

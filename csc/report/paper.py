@@ -7,14 +7,9 @@ from typing import Any
 
 import yaml
 
-__all__ = ["NUMBERS", "PaperRow", "paper_numbers", "paper_rows"]
+from csc.report.columns import SUMMARY
 
-NUMBERS = {
-    "last_mAP": "last mAP",
-    "last_CF1": "last CF1",
-    "last_OF1": "last OF1",
-    "avg_mAP": "average mAP",
-}
+__all__ = ["PaperRow", "paper_numbers", "paper_rows"]
 
 
 @dataclass(frozen=True)
@@ -24,7 +19,7 @@ class PaperRow:
     Attributes:
         setting: what the numbers were made with: backbone, data, replay buffer.
         buffer: replay buffer, such as `5/class`, or `none`.
-        numbers: in percent, those of `NUMBERS` that the paper prints.
+        numbers: in percent, those of `SUMMARY` that the paper prints.
         note: what a reader must know of this row, often empty.
     """
 
@@ -51,7 +46,7 @@ def paper_rows(scenario: str, method: str) -> tuple[PaperRow, ...]:
         PaperRow(
             setting=setting if row["buffer"] == "none" else f"{setting}, buffer {row['buffer']}",
             buffer=row["buffer"],
-            numbers={name: row[name] for name in NUMBERS if name in row},
+            numbers={name: row[name] for name in SUMMARY if name in row},
             note=row.get("note", ""),
         )
         for row in results["results"].get(scenario, {}).get(method, ())

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from csc.artifacts import Run
 from csc.config import resolve
-from csc.config.tree import flatten
+from csc.config.tree import flatten, setting_text
 from csc.data.evidence import TaskFacts
 from csc.errors import BadConfig
 from csc.scenario import Scenario
@@ -23,7 +23,7 @@ def compared_settings(run: Run, facts: TaskFacts) -> list[tuple[str, str, str]]:
     except BadConfig:  # some methods have to be told facts of an unknown data set
         default = {}
     return [
-        (key, _word(value), _word(default.get(key, "–")))
+        (key, setting_text(value), setting_text(default.get(key, "–")))
         for key, value in changed.items()
         if key not in ("method", "seed") and value != default.get(key)
     ]
@@ -41,8 +41,3 @@ def command(run: Run, facts: TaskFacts) -> str:
     for key, value, _ in compared_settings(run, facts):
         words += ["--set", f"{key}={value}"]
     return shlex.join(words)
-
-
-def _word(value: object) -> str:
-    """A setting as the command line takes it."""
-    return value if isinstance(value, str) else json.dumps(value)

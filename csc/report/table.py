@@ -5,7 +5,8 @@ import unicodedata
 from collections.abc import Sequence
 
 from csc.artifacts import Metrics, Run, TaskResult
-from csc.report.paper import NUMBERS, paper_rows
+from csc.report.columns import SUMMARY, titles
+from csc.report.paper import paper_rows
 from csc.report.text import printable
 
 __all__ = [
@@ -42,7 +43,7 @@ def text_table(run: Run) -> str:
         row[0] = row[0].rjust(len(header[0]))
         row[1] = shortened(task.new, widths[1])
     tasks = [aligned(row, widths, left=2) for row in [header, *rows, average]]
-    compared = [["", *NUMBERS.values()], *([label, *numbers] for label, numbers in comparison(run))]
+    compared = [["", *titles(SUMMARY)], *([label, *numbers] for label, numbers in comparison(run))]
     compared_widths = [max(width_of(row[column]) for row in compared) for column in range(len(compared[0]))]
     ours_and_theirs = [aligned(row, compared_widths, left=1) for row in compared]
     about = [f" {name} {value}" for name, value in facts(run).items()]
@@ -68,8 +69,8 @@ def markdown_table(run: Run) -> str:
         *([*_counts(task), *_numbers(task)] for task in run.tasks),
         ["average", "", "", "", "", *(averages(run).get(name, "") for name in METRICS)],
         [],
-        ["", *NUMBERS.values()],
-        [":--", *["--:"] * len(NUMBERS)],
+        ["", *titles(SUMMARY)],
+        [":--", *["--:"] * len(SUMMARY)],
         *([label, *numbers] for label, numbers in comparison(run)),
     ]
     lines = ["| " + " | ".join(escape_markdown(cell) for cell in row) + " |" if row else "" for row in rows]
@@ -92,11 +93,11 @@ def comparison(run: Run) -> list[tuple[str, list[str]]]:
     """Return the run's last and average numbers, then the paper's with the setting they come from.
 
     Returns:
-        A label and the cells for `NUMBERS` per row; `–` where there is no number.
+        A label and the cells for `SUMMARY` per row; `–` where there is no number.
     """
     rows = [("this run", run.summary)]
     rows += [(f"{row.label} *" if row.note else row.label, row.numbers) for row in paper_rows(run.scenario, run.method)]
-    return [(label, [f"{numbers[n]:.1f}" if n in numbers else "–" for n in NUMBERS]) for label, numbers in rows]
+    return [(label, [f"{numbers[n]:.1f}" if n in numbers else "–" for n in SUMMARY]) for label, numbers in rows]
 
 
 def notes(run: Run) -> list[str]:

@@ -9,10 +9,10 @@ from itertools import pairwise
 from pathlib import Path
 
 from csc.data.scores import Scores
+from csc.report.columns import TITLES
 from csc.study.cells import Result
 from csc.study.intervals import Draws, Interval, difference, resampled_map
 from csc.study.outcome import Entry, Outcome, shown
-from csc.study.spec import COLUMNS
 from csc.tracking.files import SCORES, fetch_files
 
 __all__ = ["Claim", "Resampled", "claims", "compared", "explanation", "interval_text", "resampled", "signed"]
@@ -128,7 +128,7 @@ def explanation(found: list[Claim], column: str) -> list[str]:
     counts = {word: sum(claim.verdict == verdict for claim in found) for verdict, word in words.items()}
     tally = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
     return [
-        f"claims by {COLUMNS[column]}: {tally}; one holds if its whole interval is above zero, level if zero is in it",
+        f"claims by {TITLES[column]}: {tally}; one holds if its whole interval is above zero, level if zero is in it",
         "intervals are paired over seeds, and over test images by bootstrap where their scores are kept",
         *(["open: one seed says nothing of how the methods do with others"] if counts["open"] else []),
     ]

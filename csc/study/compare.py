@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from csc.artifacts import Run
 from csc.errors import BadData
 from csc.report import figures
+from csc.report.columns import COMPARED, titles
 from csc.report.shell import figure, page_of
 from csc.report.svg import escape
 from csc.study.claims import compared, interval_text, resampled, signed
@@ -22,19 +23,6 @@ from csc.study.render import Table, as_text
 from csc.tracking.tracked_run import TrackedRun
 
 __all__ = ["Group", "compare", "comparison_page", "comparison_text"]
-
-_COLUMNS = {
-    "last_mAP": "last mAP",
-    "avg_mAP": "average mAP",
-    "CF1": "CF1",
-    "OF1": "OF1",
-    "CF1_own": "CF1 own",
-    "forgetting": "forgetting",
-    "FPR": "FPR",
-    "ECE": "ECE",
-    "H": "H",
-}
-
 
 _NO_CURVES = '<p class="note">No row has finished every task, so there is no curve.</p>'
 
@@ -100,14 +88,14 @@ def _with_distinct_names(groups: list[Group]) -> list[Group]:
 
 
 def _tables(groups: list[Group]) -> list[Table]:
-    numbers = {column: [group.number(column) for group in groups] for column in _COLUMNS}
+    numbers = {column: [group.number(column) for group in groups] for column in COMPARED}
     if not any(number.mean for number in numbers["CF1_own"]):
         del numbers["CF1_own"]  # models of a version that had no thresholds
     rows = [
         [group.name, str(len(group.runs)), *(values[index].shown(column) for column, values in numbers.items())]
         for index, group in enumerate(groups)
     ]
-    head = ["", "seeds", *(_COLUMNS[column] for column in numbers)]
+    head = ["", "seeds", *titles(numbers)]
     note = "After the last task; mean over seeds. CF1 own: at thresholds that the model has from its training images."
     tables = [Table("Results", note, head, rows, 1, [False] * len(rows))]
     first, *others = groups

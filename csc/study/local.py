@@ -10,12 +10,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from csc.config.tree import flatten
+from csc.config.tree import flatten, setting_text
 from csc.data.cores import cores
 from csc.errors import CscError
 from csc.study.cells import Cell, Result
 from csc.study.live import AtWork, watched
-from csc.study.spec import written
 
 __all__ = ["command_of", "distinct", "run_cells"]
 
@@ -40,7 +39,7 @@ def command_of(cell: Cell, workdir: str, options: Sequence[str] = ()) -> list[st
     words = ["run", cell.scenario.name, "--method", method, "--seed", str(seed), "--workdir", workdir]
     words += ["--data", cell.source.data] if cell.source else []
     for key, value in flatten(settings):
-        words += ["--set", f"{key}={written(value)}"]
+        words += ["--set", f"{key}={setting_text(value)}"]
     return [sys.executable, "-m", "csc", *words, *options]
 
 

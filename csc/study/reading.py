@@ -17,10 +17,11 @@ from csc.config import methods, resolve
 from csc.config.reading import convert, load_yaml
 from csc.config.tree import flatten, merged, nested
 from csc.errors import BadConfig, BadScenario
+from csc.report.columns import COLUMNS, SUMMARY
 from csc.report.paper import paper_rows
 from csc.scenario import PAPER_SCENARIOS, Scenario
 from csc.storage import local_path
-from csc.study.spec import COLUMNS, Row, Study
+from csc.study.spec import Row, Study
 
 __all__ = ["SHIPPED", "read_study"]
 
@@ -35,7 +36,7 @@ class _File(Struct, frozen=True):
     title: str = ""
     scenarios: tuple[str, ...] = ()
     seeds: tuple[Annotated[int, Meta(ge=0)], ...] = (0, 1, 2)
-    columns: tuple[Column, ...] = ("last_mAP", "last_CF1", "last_OF1", "avg_mAP")
+    columns: tuple[Column, ...] = SUMMARY
     settings: dict[str, Any] = {}
     groups: str = ""
     rows: tuple[Row, ...] = ()

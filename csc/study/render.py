@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from csc.report.columns import TITLES
 from csc.report.table import aligned, escape_markdown, width_of
 from csc.report.text import printable
 from csc.study.claims import Claim, claims, explanation, interval_text, signed
 from csc.study.outcome import Entry, Outcome
-from csc.study.spec import COLUMNS
 
 __all__ = ["Table", "as_text", "csv_lines", "latex", "markdown", "markdown_lines", "remarks", "tables", "text"]
 
@@ -54,7 +54,7 @@ def tables(outcome: Outcome, pm: str = " ± ") -> Iterator[Table]:
         compared = outcome.compared(scenario)
         head = ["", *([study.groups] if groups else [])]
         for column in study.columns:
-            head += [COLUMNS[column], *(["paper", "diff"] if column in compared else [])]
+            head += [TITLES[column], *(["paper", "diff"] if column in compared else [])]
         rows = []
         for entry in outcome.table(scenario):
             cells = [printable(entry.row.label), *([printable(entry.row.group)] if groups else [])]
@@ -82,7 +82,7 @@ def _claims(found: Sequence[Claim], column: str) -> Table:
         rows.append(cells)
     splits = [False, *(above.scenario != claim.scenario for above, claim in pairwise(found))]
     note = "First minus second, paired over seeds and over resampled test images."
-    return Table(f"claims by {COLUMNS[column]}", note, head, rows, 2, splits)
+    return Table(f"claims by {TITLES[column]}", note, head, rows, 2, splits)
 
 
 def _ours(outcome: Outcome, entry: Entry, column: str, pm: str) -> str:

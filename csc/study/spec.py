@@ -1,6 +1,5 @@
 """What a study is: rows, scenarios and seeds."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -8,43 +7,13 @@ from typing import Any
 
 import msgspec
 
-from csc.config.tree import flatten, merged, nested
+from csc.config.tree import flatten, merged, nested, setting_text
 from csc.errors import BadConfig
+from csc.report.columns import SUMMARY
 from csc.report.paper import paper_rows
 from csc.scenario import Scenario
 
-__all__ = ["COLUMNS", "Reference", "Row", "Study", "written"]
-
-COLUMNS = {
-    "last_mAP": "last mAP",
-    "last_CF1": "last CF1",
-    "last_OF1": "last OF1",
-    "avg_mAP": "average mAP",
-    "forgetting": "forgetting",
-    "H": "H",
-    "FPR": "FPR",
-    "ECE": "ECE",
-    "ECE_old": "ECE old",
-    "ECE_new": "ECE new",
-    "ECE_T": "ECE/T",
-    "ECE_old_T": "ECE old/T",
-    "ECE_new_T": "ECE new/T",
-    "AECE": "AECE",
-    "AECE_old": "AECE old",
-    "AECE_new": "AECE new",
-    "AECE_T": "AECE/T",
-    "AECE_old_T": "AECE old/T",
-    "AECE_new_T": "AECE new/T",
-    "CF1_own": "CF1 own",
-    "OF1_own": "OF1 own",
-    "temperature": "T",
-    "CP": "CP",
-    "CR": "CR",
-    "OP": "OP",
-    "OR": "OR",
-    "CR-CP": "CR−CP",
-    "OR-OP": "OR−OP",
-}
+__all__ = ["Reference", "Row", "Study"]
 
 
 @dataclass(frozen=True)
@@ -88,7 +57,7 @@ class Study(msgspec.Struct, frozen=True):
     rows: tuple[Row, ...]
     scenarios: tuple[str, ...]  # one table each
     seeds: tuple[int, ...] = (0, 1, 2)  # each row is run with each of them
-    columns: tuple[str, ...] = ("last_mAP", "last_CF1", "last_OF1", "avg_mAP")  # of `COLUMNS`
+    columns: tuple[str, ...] = SUMMARY  # of `csc.report.columns.COLUMNS`
     settings: dict[str, Any] = {}  # overrides for all rows; a row's own win
     groups: str = ""  # what the rows' groups are, for the head of their column
     order: tuple[tuple[str, ...], ...] = ()  # rows as the paper ranks them by the first column, best first
@@ -106,7 +75,7 @@ class Study(msgspec.Struct, frozen=True):
         own = [dict(flatten(self.settings_of(row, name, 0))) for row in self.rows for name in self.scenarios]
         first = dict(flatten(self.overrides))
         keys = sorted(dict(flatten(merged(self.settings, self.overrides))), key=lambda key: key not in first)
-        values = {key: dict.fromkeys(written(settings[key]) for settings in own) for key in keys}
+        values = {key: dict.fromkeys(setting_text(settings[key]) for settings in own) for key in keys}
         if "init" in values:  # a file's folder says nothing to those who read the table elsewhere
             values["init"] = dict.fromkeys(PurePath(value).name for value in values["init"])
         return [f"{key}={' or '.join(found)}" for key, found in values.items()]
@@ -159,12 +128,3 @@ def _check_choice(chosen: Mapping[str, Sequence[Any] | None], overrides: Mapping
     for key, flag in (("method", "--methods"), ("seed", "--seeds")):
         if key in overrides:
             raise BadConfig(f"--set {key}: a study has several; choose among them with {flag}")
-
-
-def written(value: Any) -> str:
-    """A setting as `--set` takes it.
-
-    >>> written(True), written(1e-5), written("hub")
-    ('true', '1e-05', 'hub')
-    """
-    return value if isinstance(value, str) else json.dumps(value)

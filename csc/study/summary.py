@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from csc.errors import BadData
+from csc.report.columns import TITLES
 from csc.report.table import escape_markdown
 from csc.storage import write_bytes
 from csc.study.claims import Claim, claims, interval_text, signed
 from csc.study.outcome import Outcome
 from csc.study.render import Table, markdown, markdown_lines
-from csc.study.spec import COLUMNS
 
 __all__ = ["results_document", "write_results"]
 
@@ -48,7 +48,7 @@ def _replaced(path: Path, text: str, part: str, content: str) -> str:
 def _claims(outcome: Outcome) -> str:
     """A row for each claim of a study, a column for each scenario."""
     found, column = claims(outcome), outcome.study.columns[0]
-    title = f"**{escape_markdown(outcome.title)}**, by {COLUMNS[column]}"
+    title = f"**{escape_markdown(outcome.title)}**, by {TITLES[column]}"
     if not found:
         return f"{title}: nothing to compare yet.\n"
     scenarios = list(dict.fromkeys(claim.scenario for claim in found))

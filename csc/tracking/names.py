@@ -12,7 +12,7 @@ from typing import Any
 from csc.config import differences
 from csc.config.layers import method_class
 from csc.config.schema import EXECUTION_ONLY, Config
-from csc.config.tree import flatten
+from csc.config.tree import flatten, setting_text
 from csc.scenario import Scenario
 
 __all__ = ["changed_settings", "class_metric", "model_name", "page_name", "run_title", "settings_text"]
@@ -46,13 +46,7 @@ def settings_text(settings: dict[str, Any]) -> list[str]:
     >>> settings_text({"init": "hub", "backbone.frozen": True, "max_entropy.beta": 0.0})
     ['init=hub', 'backbone.frozen=true', 'max_entropy.beta=0']
     """
-    return [f"{key}={_typed(value)}" for key, value in settings.items()]
-
-
-def _typed(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:g}"
-    return value if isinstance(value, str) else json.dumps(value)
+    return [f"{key}={setting_text(value, short=True)}" for key, value in settings.items()]
 
 
 def run_title(scenario: str, config: Config) -> str:

@@ -19,6 +19,7 @@ from csc.config import resolve
 from csc.data.scores import Scores
 from csc.errors import BadConfig, BadData, BadScenario
 from csc.metrics import average_precision
+from csc.report.columns import COLUMNS, COMPARED, SUMMARY, TITLES
 from csc.report.paper import paper_rows
 from csc.scenario import PAPER_SCENARIOS, Scenario
 from csc.study import cells as cells_module
@@ -32,7 +33,7 @@ from csc.study.outcome import Outcome
 from csc.study.page import render
 from csc.study.reading import SHIPPED, read_study
 from csc.study.render import csv_lines, latex, markdown, text
-from csc.study.spec import COLUMNS, Row, Study
+from csc.study.spec import Row, Study
 from csc.study.summary import results_document, write_results
 from csc.tracking.queries import ScenarioRun
 from csc.version import code_version
@@ -782,5 +783,10 @@ def test_means_and_deviations_are_one_run_of_mlflow_however_often_they_are_logge
     assert {item.path for item in client.list_artifacts(run.info.run_id)} == {"study.html", "table.md"}
 
 
-def test_every_column_has_a_title():
-    assert all(COLUMNS.values())
+def test_every_column_has_a_title_that_no_other_has_and_that_is_written_in_one_place():
+    assert all(TITLES.values())
+    assert len({*TITLES.values()}) == len(TITLES)
+    assert {*COLUMNS, *COMPARED, *SUMMARY} == {*TITLES}
+    for title in ("average mAP", "ECE old/T", "CR−CP"):
+        written = [path for path in (ROOT / "csc").rglob("*.py") if f'"{title}"' in path.read_text()]
+        assert [path.name for path in written] == ["columns.py"]
