@@ -29,7 +29,8 @@ DECISIVE = (
     "steps/train.py",
     "training/*",
 )
-_PRINTED = ("data/progress.py",)  # in the same folders, but only says how far a step is
+# In the same folders, but they only say something, refuse settings, or share out the work.
+_NOT_DECISIVE = ("config/describe.py", "config/preflight.py", "data/cores.py", "data/progress.py")
 
 
 @cache
@@ -41,6 +42,7 @@ def code_version() -> str:
     root = Path(__file__).parent
     found = {file for pattern in DECISIVE for file in root.glob(pattern) if file.suffix in (".py", ".yaml")}
     digest = hashlib.sha256()
-    for file in sorted(found - {root / name for name in _PRINTED}):
-        digest.update(str(file.relative_to(root)).encode() + file.read_bytes())
+    for file in sorted(found - {root / name for name in _NOT_DECISIVE}):
+        lines = [line for line in file.read_bytes().splitlines() if not line.startswith(b"description: ")]
+        digest.update(str(file.relative_to(root)).encode() + b"\n".join(lines))
     return f"{__version__}+{digest.hexdigest()[:8]}"

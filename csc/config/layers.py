@@ -171,7 +171,8 @@ def settings_type(method: str, head: str) -> type[Config]:
     """The type of the settings of a run: those of all, and those that its method and head read."""
     groups = method_class(method).groups(head)
     fields = [(name, kind, msgspec.field(default_factory=kind)) for name, kind in groups.items()]
-    form = msgspec.defstruct("Config", fields, bases=(Config,), frozen=True, kw_only=True)
+    reads = {"unread": method_class(method).unread}
+    form = msgspec.defstruct("Config", fields, bases=(Config,), namespace=reads, frozen=True, kw_only=True)
     return cast("type[Config]", form)
 
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from csc.config.schema import Train
+from csc.config.groups import Train
 from csc.distributed.cluster import API, MOST_TRIES, POLL_SECONDS, Cluster, ClusterError
 from csc.distributed.launch import raise_error
 from csc.errors import BadConfig

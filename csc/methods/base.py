@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from csc.config.schema import Config, Loss, Memory, Settings
+from csc.config.groups import Loss, Memory, Settings
+from csc.config.schema import Config
 from csc.errors import BadConfig
 
 if TYPE_CHECKING:
@@ -118,6 +119,17 @@ class Method:
                 f"backbone.frozen={frozen}: method '{config.method}' works by changing the backbone, so it cannot be "
                 "frozen; leave backbone.frozen and features.views alone"
             )
+
+    @staticmethod
+    def unread(config: Config) -> "frozenset[str]":
+        """Settings that a run never reads because of its others, as `memory.rho` without a memory."""
+        off = {
+            "memory.sampler": config.memory.sampler == "none",
+            "statistics.replay": not config.statistics.replay,
+            "max_entropy.beta": config.max_entropy.beta == 0,
+        }
+        groups = {switch.partition(".")[0]: switch for switch, is_off in off.items() if is_off}
+        return frozenset(key for key in config.flat() if key != groups.get(key.partition(".")[0], key))
 
     @classmethod
     def is_random(cls, config: Config) -> bool:

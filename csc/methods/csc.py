@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-from csc.config.schema import AtLeast0, AtLeast1, Config, Settings
+from csc.config.groups import AtLeast0, AtLeast1, Settings
+from csc.config.schema import Config
 from csc.errors import BadConfig
 from csc.methods import register
 from csc.methods.base import HEADS, HeadKind, Step

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Literal
 
-from csc.config.schema import NotNegative, Settings
+from csc.config.groups import NotNegative, Settings
 from csc.methods import register
 from csc.methods.base import Step
 from csc.methods.er import ER, Exemplars

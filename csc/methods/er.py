@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from csc.config.schema import Memory
+from csc.config.groups import Memory
 from csc.methods import register
 from csc.methods.base import Method, Step
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Literal
 
-from csc.config.schema import Loss
+from csc.config.groups import Loss
 from csc.methods import register
 from csc.methods.base import Method, Step
 

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from csc.config.schema import Config
 from csc.methods import register
 from csc.methods.base import Method, Step
 
@@ -21,6 +22,12 @@ class Joint(Method):
     name = "joint"
     memory_settings = None
     continues = False
+
+    @staticmethod
+    def unread(config: Config) -> frozenset[str]:
+        """What is for tasks after the first: here every task starts from the initialisation."""
+        later = ("freeze_grown_layers", "persist_optimizer", "legacy_bias_reset")
+        return Method.unread(config) | {"train.lr", *(f"release_quirks.{name}" for name in later)}
 
     def terms(self, step: Step) -> "dict[str, Tensor]":
         """The classification loss of one batch."""

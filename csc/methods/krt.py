@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from csc.config.schema import AtLeast1, Config, NotNegative, Settings, Statistics, Unit
+from csc.config.groups import AtLeast1, NotNegative, Settings, Statistics, Unit
+from csc.config.schema import Config
 from csc.errors import BadConfig
 from csc.methods import register
 from csc.methods.base import HEADS, HeadKind, Method, Step

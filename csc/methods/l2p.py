@@ -2,7 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from csc.config.schema import AtLeast1, Config, Settings
+from csc.config.groups import AtLeast1, Settings
+from csc.config.schema import Config
 from csc.errors import BadConfig
 from csc.methods import register
 from csc.methods.base import HEADS, HeadKind, Method, Step

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Literal
 
-from csc.config.schema import AtLeast0, NotNegative, Unit
+from csc.config.groups import AtLeast0, NotNegative, Unit
 from csc.methods import register
 from csc.methods.base import HEADS, HeadKind
 from csc.methods.ridge import Ridge, RidgeRegression
@@ -55,26 +55,38 @@ class L3A(RidgeRegression):
 
     def solve(self, objective: "Objective") -> dict[str, float]:
         """Count the labels of the task, then add its images to the sums and solve."""
-        import torch
-
-        labels = objective.labels()
-        counts = torch.zeros(labels.shape[1], dtype=torch.float64)
-        before = self.state.get("counts", counts[:0])
-        counts[: len(before)] = before
-        self._prior = self._solution(self.state["A"], self.state["C"]) if "A" in self.state else None
-        self.state["counts"] = counts + labels.double().sum(0)
+        self._count("counts", objective.labels())
         return super().solve(objective)
 
-    def weighted(self, h: "Tensor", labels: "Tensor", objective: "Objective") -> "tuple[Tensor, Tensor]":
+    def prior_solution(self) -> "Tensor | None":
+        """The head of the task before, which gives the pseudo-labels."""
+        return self._solution(self.state["A"], self.state["C"]) if "A" in self.state else None
+
+    def weighted(self, h: "Tensor", labels: "Tensor", prior: "Tensor | None") -> "tuple[Tensor, Tensor]":
         """Labels with pseudo-labels of the old classes (B, n), and the weight of each image (B, 1)."""
+        import torch
+
         settings = self.config.of(L3a)
-        if self._prior is not None and settings.pseudo_labels:
-            old = self._prior.shape[1]
-            pseudo = (h @ self._prior).sigmoid() > settings.pseudo_labels
-            labels[:, :old] = labels[:, :old].maximum(pseudo.to(labels.dtype))
+        if prior is not None and settings.pseudo_labels:
+            old = prior.shape[1]
+            pseudo = (h @ prior).sigmoid() > settings.pseudo_labels
+            labels = torch.cat([labels[:, :old].maximum(pseudo.to(labels.dtype)), labels[:, old:]], dim=1)
+        self._count("present", labels)
+        self.state["shown"] = self.state.get("shown", torch.zeros(())) + len(labels)
         if settings.weighting == "none":
-            return super().weighted(h, labels, objective)
+            return super().weighted(h, labels, prior)
         counts = self.state["counts"]
         of_class = (counts > 0) / counts.clamp(min=1).sqrt()
         of_class = len(counts) * of_class / of_class.sum()
         return labels, (labels @ of_class / labels.sum(1).clamp(min=1)).unsqueeze(1)
+
+    def share(self, A: "Tensor", C: "Tensor") -> "Tensor":
+        """See `ridge`; the sums are weighted here, shares are not."""
+        return (self.state["present"] + 0.5) / (self.state["shown"] + 1)
+
+    def _count(self, name: str, labels: "Tensor") -> None:
+        """Add the labels of some images to the counts of a name, which may know fewer classes."""
+        counts = labels.double().sum(0)
+        before = self.state.get(name, counts[:0])
+        counts[: len(before)] += before
+        self.state[name] = counts

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from csc.config.schema import Loss, NotNegative, Settings, Statistics, Unit
+from csc.config.groups import Loss, NotNegative, Settings, Statistics, Unit
 from csc.methods import register
 from csc.methods.base import Method, Step
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from csc.config.schema import AtLeast1, NotNegative, Settings, Unit
+from csc.config.groups import AtLeast1, NotNegative, Settings, Unit
 from csc.methods import register
 from csc.methods.finetune import FineTune
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from csc.config.schema import Memory, NotNegative, Settings
+from csc.config.groups import Memory, NotNegative, Settings
 from csc.methods import register
 from csc.methods.base import Step
 from csc.methods.er import ER

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, cast
 
-from csc.config.schema import AtLeast0, Config, NotNegative, Settings
+from csc.config.groups import AtLeast0, NotNegative, Settings
+from csc.config.schema import Config
 from csc.errors import BadConfig
 from csc.methods import register
 from csc.methods.base import HEADS, HeadKind, Method, Step
@@ -90,6 +91,15 @@ class RidgeRegression(Method):
         if config.max_entropy.beta:
             raise BadConfig(f"max_entropy.beta: method '{config.method}' has no loss to add it to; leave it at 0")
 
+    @staticmethod
+    def unread(config: Config) -> frozenset[str]:
+        """What is for steps: none are taken but by a backbone that learns in the base task."""
+        learns = config.backbone.learns(is_base=True)
+        groups = ("release_quirks.",) if learns else ("release_quirks.", "loss.", "train.")
+        of_steps = {key for key in config.flat() if key.startswith(groups)} | {"train.lr"}
+        of_one_pass = {"train.batch_size", "train.amp", "train.channels_last"}
+        return Method.unread(config) | (of_steps - of_one_pass)
+
     @classmethod
     def is_random(cls, config: Config) -> bool:
         """Only random features are, and a backbone that learns or whose weights are not given."""
@@ -113,23 +123,31 @@ class RidgeRegression(Method):
         C = torch.zeros(size, labels.shape[1], dtype=torch.float64)
         if "C" in self.state:
             C[:, : self.state["C"].shape[1]] = self.state["C"]
-        fresh = self._fresh(objective)
+        fresh, prior = self._fresh(objective), self.prior_solution()
         for first in range(0, len(pooled), CHUNK):
             rows = slice(first, first + CHUNK)
             h = head.expanded(pooled[rows].to(objective.device)).cpu().double()
             h = torch.cat([h, h.new_ones(len(h), 1)], dim=1)
-            y, weights = self.weighted(h, labels[rows].double(), objective)
+            y, weights = self.weighted(h, labels[rows].double(), prior)
             A = A + (weights * fresh[rows].unsqueeze(1) * h).T @ h
             C = C + (weights * h).T @ y
         self.state |= {"A": A, "C": C}
         W = self._solution(A, C)
-        head.load(W, *log_odds(A, C, W))
+        head.load(W, *log_odds(A, C, W, self.share(A, C)))
         error = (W * (A @ W - 2 * C)).sum() / A[-1, -1] + C[-1].sum() / A[-1, -1]  # y² = y
         return {"squared_error": float(error) / C.shape[1]}
 
-    def weighted(self, h: "Tensor", labels: "Tensor", objective: "Objective") -> "tuple[Tensor, Tensor]":
+    def weighted(self, h: "Tensor", labels: "Tensor", prior: "Tensor | None") -> "tuple[Tensor, Tensor]":
         """The targets of some images (B, n), and how much each image counts (B, 1)."""
         return labels, labels.new_ones(len(labels), 1)
+
+    def prior_solution(self) -> "Tensor | None":
+        """W of the task before, for `weighted`, if that asks for it."""
+        return None
+
+    def share(self, A: "Tensor", C: "Tensor") -> "Tensor":
+        """π of each class (n,): its share of the images so far."""
+        return (C[-1] + 0.5) / (A[-1, -1] + 1)
 
     def _solution(self, A: "Tensor", C: "Tensor") -> "Tensor":
         """W (size, n); its last row, of the constant, is zero without a bias."""
@@ -156,13 +174,13 @@ class RidgeRegression(Method):
         return fresh.double()
 
 
-def log_odds(A: "Tensor", C: "Tensor", W: "Tensor") -> "tuple[Tensor, Tensor]":
-    """Scale and shift (n,) that turn z = W h of each class into log-odds, from the sums alone."""
-    total, present = A[-1, -1], C[-1]  # how many images, and how many of each class
-    share = ((present + 0.5) / (total + 1)).clamp(max=0.999)
+def log_odds(A: "Tensor", C: "Tensor", W: "Tensor", share: "Tensor") -> "tuple[Tensor, Tensor]":
+    """Scale and shift (n,) that turn z = W h of each class into log-odds, from the sums and the classes' shares."""
+    total, present = A[-1, -1], C[-1]  # how much all images weigh, and those of each class
     inside = (W * C).sum(0) / present.clamp(min=1)  # μ₁
     outside = (A[-1] @ W - present * inside) / (total - present).clamp(min=1)  # μ₀
     squares = (W * (A @ W)).sum(0) / total
-    variance = (squares - share * inside**2 - (1 - share) * outside**2).clamp(min=1e-6)
-    scale = (inside - outside) / variance
+    part = (present + 0.5) / (total + 1)
+    variance = (squares - part * inside**2 - (1 - part) * outside**2).clamp(min=1e-6)
+    scale, share = (inside - outside) / variance, share.clamp(max=0.999)
     return scale, (share / (1 - share)).log() - scale * (inside + outside) / 2

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from csc.config.schema import Backbone as BackboneConfig
+from csc.config.groups import Backbone as BackboneConfig
 from csc.errors import BadConfig, BadModel
 from csc.storage import sha256_file
 

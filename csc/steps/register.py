@@ -4,7 +4,7 @@ import tempfile
 from pathlib import Path
 
 from csc.artifacts import Metrics, RegisteredTask, Run, TaskResult, Training
-from csc.config.schema import Register
+from csc.config.groups import Register
 from csc.data.views import read_view
 from csc.model import TRAINING_LOG, ModelCard, fingerprint, read_card
 from csc.retry import with_retries

@@ -271,11 +271,13 @@ class Trainer:
             self.network.get_parameter(name).requires_grad_(False)
 
     def _train_mode(self) -> None:
-        """Training mode, but for what is frozen: the backbone, or statistics of batch-norm after the base task."""
+        """Training mode, but for what is frozen: the backbone, or statistics of batch-norm."""
         self.network.train()
         if self.frozen:
             self.network.backbone.eval()
-        if self.config.keeps_batch_norm and not self.is_base:
-            for module in self.network.modules():
-                if isinstance(module, _BatchNorm):
-                    module.eval()
+        if self.config.batch_norm == "live" or (self.is_base and self.config.batch_norm == "frozen_after_base"):
+            return
+        kept = self.network.backbone if self.is_base else self.network  # a fresh head has no statistics to keep
+        for module in kept.modules():
+            if isinstance(module, _BatchNorm):
+                module.eval()

@@ -137,8 +137,8 @@ class Objective:
         share = sizes[0] / (sizes[0] + sum(len(other[0].rows) for other in others))
         own = [len(self.group.shard(range(size))) for size in sizes]
         with self.precision.autocast:
-            outputs, prior = self._outputs(batch, own[0])
-            learner = outputs.of(slice(sum(own))) if self.draws_features else outputs
+            outputs, prior, drawn = self._outputs(batch, own[0])
+            learner = outputs if drawn is None else outputs.of(slice(sum(own)))
             distances = self._distances(learner.of(slice(own[0])), prior)
 
         def gather(values: Tensor) -> list[Tensor]:
@@ -162,18 +162,18 @@ class Objective:
             known = is_known[of_update[0]] if self.config.memory.replay == "concat" else None
         step = Step(logits[0], targets[0], self.new, prior_logits, known, per_image, replays, share)
         terms = self.method.loss(step) | self.method.penalty(self.network)
-        if self.draws_features:
-            drawn = self._loss_of_drawn(outputs.of(slice(sum(own), None)), share)
-            terms["drawn"] = self.config.statistics.weight * drawn
+        if drawn is not None:
+            loss = self._loss_of_drawn(outputs.of(slice(sum(own), None)), drawn, share)
+            terms["drawn"] = self.config.statistics.weight * loss
         return terms
 
     def _distances(self, learner: Outputs, prior: Outputs | None) -> dict[str, Tensor]:
         return self.method.distances(learner, prior) if self.needs_intermediates else {}
 
-    def _loss_of_drawn(self, learner: Outputs, share: float) -> Tensor:
+    def _loss_of_drawn(self, learner: Outputs, drawn: Tensor, share: float) -> Tensor:
         """The method's loss of the features drawn for old classes, as of images without a new class."""
         with self.precision.autocast:
-            prior = self._asked_prior(self._drawn)
+            prior = self._asked_prior(drawn)
             distances = {name: values.float() for name, values in self._distances(learner, prior).items()}
         logits = learner.logits.float()
         step = Step(logits, torch.zeros_like(logits), self.new, prior.logits.float(), None, distances, share=share)
@@ -185,18 +185,19 @@ class Objective:
             return rows
         return torch.cat([rows, torch.tensor([row for other in others for row in other], device=self.device)])
 
-    def _outputs(self, batch: Batch, own: int) -> tuple[Outputs, Outputs | None]:
-        """The learner's outputs on all images, then on drawn features; the prior model's on the task's own images."""
+    def _outputs(self, batch: Batch, own: int) -> tuple[Outputs, Outputs | None, Tensor | None]:
+        """The learner's outputs on all images and drawn features; the prior's on the task's images; the features."""
         images = batch.images
         if self.frozen:
             with torch.no_grad():
                 images = self.network.features(images)
         prior = self._prior_outputs(images[:own], batch.rows[:own])  # first: what it computes with is free again then
+        drawn = None
         if self.draws_features:
-            drawn = draw_features(self.method.state, own)[:, :, None, None].to(images)
-            self._drawn = drawn.expand(-1, -1, *images.shape[2:])  # maps that are the same at all positions
-            images = torch.cat([images, self._drawn])  # in one pass: batch-norms see both
-        return _as_outputs(self.learner(images, self.needs_intermediates)), prior
+            features = draw_features(self.method.state, own)[:, :, None, None].to(images)
+            drawn = features.expand(-1, -1, *images.shape[2:])  # maps that are the same at all positions
+            images = torch.cat([images, drawn])  # in one pass: batch-norms see both
+        return _as_outputs(self.learner(images, self.needs_intermediates)), prior, drawn
 
     def _prior_outputs(self, images: Tensor, rows: Tensor) -> Outputs | None:
         """What the prior model says, if there is one: looked up where it is known, else computed."""

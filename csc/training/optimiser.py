@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
-from csc.config.schema import Train
+from csc.config.groups import Train
 from csc.errors import BadConfig
 from csc.model import save_tensors
 

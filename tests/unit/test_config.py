@@ -7,8 +7,9 @@ import pytest
 import yaml
 
 from csc.config import Config, differences, layers, learns_like, methods, parse_overrides, resolve
+from csc.config.groups import Settings
 from csc.config.reading import _alternatives, _choices
-from csc.config.schema import EXECUTION_ONLY, Settings
+from csc.config.schema import EXECUTION_ONLY
 from csc.config.tree import flatten, merged
 from csc.errors import BadConfig
 from csc.methods import HEADS, registered
@@ -170,7 +171,8 @@ def test_every_setting_can_be_set_from_the_command_line_and_changes_the_fingerpr
     assert type(after.flat()[key]) is type(value)
     if key not in ("method", "head"):  # which bring settings of their own
         assert {other for other in before.flat() if before.flat()[other] != after.flat()[other]} == {key}
-    assert (after.fingerprint() == before.fingerprint()) == (key in EXECUTION_ONLY)  # a resumed run may change these
+    unread = key in EXECUTION_ONLY or key in before.unread()
+    assert (after.fingerprint() == before.fingerprint()) == unread  # a resumed run may change these
 
 
 def test_the_settings_walked_by_the_test_above_are_all_there_are():
@@ -499,3 +501,22 @@ def test_a_value_that_means_nothing_to_a_method_is_refused(method: str, item: st
 )
 def test_values_that_contradict_each_other_are_refused(items: list[str], line: str):
     assert refused("voc", parse_overrides(items)) == line
+
+
+@pytest.mark.parametrize(
+    ("method", "unread", "read"),
+    [
+        ("csc", "memory.rho=0.5", "max_entropy.beta_power=1"),
+        ("csc-r", "statistics.weight=2", "memory.weight=2"),
+        ("lwf", "max_entropy.form=binary", "train.batch_norm=live"),
+        ("joint", "train.lr=1", "train.lr_base=1"),
+        ("ridge", "train.epochs=3", "ridge.penalty=3"),
+        ("l3a", "train.lr=1", "train.epochs=3"),
+    ],
+)
+def test_what_a_run_never_reads_is_no_part_of_its_identity(method: str, unread: str, read: str):
+    plain, inert, other = (
+        resolve("voc", parse_overrides([f"method={method}", *more])).fingerprint() for more in ([], [unread], [read])
+    )
+    assert inert == plain
+    assert other != plain

@@ -172,13 +172,24 @@ def test_an_edit_elsewhere_leaves_the_code_version_as_it_is(tmp_path: Path):
         "tracking/runs.py",
         "data/ingest/coco.py",
         "data/progress.py",
+        "config/describe.py",
+        "config/preflight.py",
     ):
         with (tmp_path / "csc" / place).open("a") as file:
             file.write("# another thought\n")
+    described = tmp_path / "csc" / "methods" / "values" / "csc.yaml"
+    described.write_text(described.read_text().replace("description: ", "description: again, ", 1))
     assert version() == before
     with (tmp_path / "csc" / "nets" / "ci_gcn.py").open("a") as file:
         file.write("# another thought\n")
     assert version() != before
+
+
+def test_the_library_stays_small_enough_to_find_things_in():
+    top = [path for path in (ROOT / "csc").iterdir() if path.name != "__pycache__"]
+    assert len(top) <= 24
+    long = {str(path): lines for path in SOURCES if (lines := len(path.read_text().splitlines())) > 350}
+    assert not long
 
 
 def test_no_file_is_named_after_nothing():

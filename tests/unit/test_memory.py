@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from csc.config.schema import Memory as MemorySettings
+from csc.config.groups import Memory as MemorySettings
 from csc.data.views import View, read_view, write_view
 from csc.errors import BadModel
 from csc.replay.memory import Memory, joined, read_memory, write_memory

@@ -17,7 +17,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from csc.config.schema import Train
+from csc.config.groups import Train
 from csc.distributed.cluster import MOST_TRIES, Cluster, ClusterError
 from csc.distributed.trainjob import HARDENED, SHARED_MEMORY, job_name, stage, train_job, train_on_nodes
 from csc.errors import BadConfig, BadData

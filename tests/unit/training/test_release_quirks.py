@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from csc.errors import CscError
+from csc.errors import BadConfig, CscError
 from csc.methods import registered
 from csc.nets.correlation import statistical_cm
 from csc.nets.head import grown_parameters
@@ -50,22 +50,37 @@ def test_freezing_everything_is_refused_in_one_line(bench: Bench):
 
 def test_batch_norm_keeps_its_statistics_unless_the_backbone_starts_from_scratch():
     assert settings().init == "scratch"
-    assert not settings().keeps_batch_norm
-    assert settings("train.batch_norm=frozen_after_base").keeps_batch_norm
-    assert settings("init=weights.safetensors").keeps_batch_norm
-    assert not settings("init=weights.safetensors", "train.batch_norm=live").keeps_batch_norm
+    assert settings().batch_norm == "live"
+    assert settings("train.batch_norm=frozen_after_base").batch_norm == "frozen_after_base"
+    assert settings("init=weights.safetensors").batch_norm == "frozen_after_base"
+    assert settings("init=weights.safetensors", "train.batch_norm=live").batch_norm == "live"
 
 
-@pytest.mark.parametrize(("task", "moves"), [(1, True), (2, False)])
-def test_frozen_batch_norm_keeps_statistics_from_the_second_task_on(bench: Bench, task: int, moves: bool):
-    config = settings("train.batch_norm=frozen_after_base", "train.epochs=1")
+def test_statistics_that_random_weights_do_not_have_cannot_be_kept():
+    with pytest.raises(BadConfig, match="random weights have no statistics") as error:
+        settings("train.batch_norm=frozen")
+    assert one_line(error)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "task", "moving"),
+    [
+        ("live", 2, ("backbone.", "head.")),
+        ("frozen_after_base", 1, ("backbone.", "head.")),
+        ("frozen_after_base", 2, ()),
+        ("frozen", 1, ("head.",)),
+        ("frozen", 2, ()),
+    ],
+)
+def test_batch_norm_keeps_the_statistics_that_it_should(bench: Bench, chosen: str, task: int, moving: tuple[str, ...]):
+    config = settings(f"train.batch_norm={chosen}", "init=weights.safetensors", "train.epochs=1")
     trainer = bench.trainer(config) if task == 1 else bench.second(config)
     before = state_of(trainer.network)
     trainer.run()
     after = changed(before, trainer.network)
     statistics = {name for name in before if name.endswith(("running_mean", "running_var", "num_batches_tracked"))}
     assert "head.pooled_norm.running_mean" in statistics
-    assert after & statistics == (statistics if moves else set())
+    assert after & statistics == {name for name in statistics if name.startswith(moving)}
     assert any(isinstance(module, _BatchNorm) for module in trainer.network.backbone.modules())
     assert "head.W_g.weight" in after
 
