@@ -1,29 +1,26 @@
 """The outputs of finished steps, which later runs of the same pipeline use again.
 
-kfp.local trusts the paths of outputs. Ours remembers the digest of every file, its own entry among them, and gives out
-nothing that has changed: the step then runs again. What it makes has another path, but if it is the same to the byte,
-the steps that read it are reused, because inputs are compared by their digests, too.
+kfp.local's own cache, which is left off, trusts the paths of outputs. Ours remembers the digest of every file, its own
+entry among them, and gives out nothing that has changed: the step then runs again. What it makes has another path, but
+if it is the same to the byte, the steps that read it are reused, because inputs are compared by their digests, too.
 """
 
-import contextlib
 import hashlib
 import json
+import logging
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-
-from kfp import dsl
-from kfp.local import cache
-from kfp.local.cache import LocalCache
 
 from csc.config.schema import EXECUTION_ONLY
 from csc.config.tree import flatten, nested
 from csc.errors import CscError
-from csc.storage import read_json, sha256_file, write_json
+from csc.pipelines.local.steps import Step
+from csc.storage import read_bytes, read_json, sha256_file, write_bytes, write_json
 from csc.version import code_version
 
-__all__ = ["StepCache", "cache_folder", "cached_by"]
+__all__ = ["StepCache", "cache_folder", "cached_steps"]
 
 ENTRY = "the cache entry"  # by which its own digest goes, next to those of the outputs
 
@@ -41,8 +38,11 @@ def cache_folder(workdir: Path, name: str, tracking: str) -> Path:
     return folder
 
 
-class StepCache(LocalCache):  # type: ignore[misc]
-    """kfp's cache with digests.
+class StepCache:
+    """Finished steps of a run, by what they were given.
+
+    An entry is a copy of the file in which a step lists its outputs for kfp; the outputs stay where they are. A reused
+    step gets that file, and is done.
 
     Args:
         folder: where it is.
@@ -51,66 +51,94 @@ class StepCache(LocalCache):  # type: ignore[misc]
     """
 
     def __init__(self, folder: Path, reused: Callable[[str], None], damaged: Callable[[str, str], None]) -> None:
-        super().__init__(str(folder))
-        self.reused, self.damaged = reused, damaged
-        self._step = ""
-        self._digests: dict[str, str] = {}  # of outputs that this run has made or compared, by path
+        self.folder, self.reused, self.damaged = folder, reused, damaged
+        self._digests: dict[Path, str] = {}  # of outputs that this run has made or compared
 
-    def compute_key(self, component_name: str, *arguments: Any, **options: Any) -> str:
-        """Note which step is asked for; the key has the code version, and the digests of inputs instead of paths.
+    def restore(self, step: Step) -> bool:
+        """Give a step the outputs that it has made before, and return True; False if one is missing or has changed."""
+        entry = self._entry(step)
+        if not entry.is_file():
+            return False
+        known = _read_digests(entry)
+        if known.get(ENTRY) != sha256_file(entry):
+            self.damaged(step.name, ENTRY)
+            return False
+        outputs = _output_paths(entry)
+        if not all(path.exists() for path in outputs.values()):
+            return False
+        for name, path in outputs.items():
+            if (digest := digest_of(path)) != known.get(name):
+                self.damaged(step.name, name)
+                return False
+            self._digests[path] = digest
+        write_bytes(step.output_file, read_bytes(entry))
+        self.reused(step.name)
+        return True
+
+    def keep(self, step: Step) -> None:
+        """Remember the outputs of a step that has just run, and all digests; if that fails, it runs again next time."""
+        try:
+            outputs = _output_paths(step.output_file)
+            digests = {name: digest_of(path) for name, path in outputs.items()}
+            entry = self._entry(step)
+            write_json(_digest_file(entry), {ENTRY: sha256_file(step.output_file), **digests})
+            write_bytes(entry, read_bytes(step.output_file))  # last: without it there is nothing to reuse
+        except (CscError, OSError) as error:
+            logging.warning(f"{step.name} is not in the cache: {error}")
+        else:
+            self._digests |= {path: digests[name] for name, path in outputs.items()}
+
+    def _entry(self, step: Step) -> Path:
+        """The file of a step; its name has the code version, and the digests of inputs instead of their paths.
 
         Other code would make something else of inputs that are the same. With how many processes a task was trained
         makes no difference.
         """
-        self._step = component_name.removeprefix("comp-")
-        contents = {name: self._content(value) for name, value in options["arguments"].items()}
-        if isinstance(config := contents.get("config"), str):
-            contents["config"] = _deciding(config)
-        options["arguments"] = {**contents, "code version": code_version()}
-        return str(super().compute_key(component_name, *arguments, **options))
+        inputs = step.given.get("inputs", {})
+        values = dict(inputs.get("parameterValues", {}))
+        if isinstance(config := values.get("config"), str):
+            values["config"] = _deciding(config)
+        read = {name: [self._content(one) for one in found] for name, found in _artifacts(inputs).items()}
+        facts = [step.name, step.image, step.code, dict(step.variables), values, read, code_version()]
+        return self.folder / f"{hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()}.json"
 
-    def get(self, key: str) -> dict[str, Any] | None:
-        """The outputs of a step that has run before, unless one of them is missing or has changed."""
-        entry, known = Path(self._entry_path(key)), self._read(key)
-        if not entry.is_file():
-            return None
-        if known.get(ENTRY, digest := sha256_file(entry)) != digest:  # entries of older versions have none
-            self.damaged(self._step, ENTRY)
-            return None
-        outputs: dict[str, Any] | None = super().get(key)
-        if outputs is None:
-            return None
-        for name, artifact in _artifacts(outputs):
-            digest = digest_of(Path(artifact.path))
-            if digest != known.get(name):
-                self.damaged(self._step, name)
-                return None
-            self._digests[artifact.uri] = digest
-        self.reused(self._step)
-        return outputs
+    def _content(self, artifact: Mapping[str, Any]) -> Mapping[str, Any]:
+        """An input of a step without what may differ between two tries: its path."""
+        digest = self._digests.get(Path(artifact["uri"]))
+        return artifact if digest is None else {"sha256": digest, "metadata": artifact.get("metadata", {})}
 
-    def put(self, key: str, outputs: dict[str, Any]) -> None:
-        """Remember the outputs of a step that has just run, and all digests."""
-        super().put(key, outputs)
-        digests = {name: digest_of(Path(artifact.path)) for name, artifact in _artifacts(outputs)}
-        self._digests |= {artifact.uri: digests[name] for name, artifact in _artifacts(outputs)}
-        write_json(self._digest_file(key), {ENTRY: sha256_file(Path(self._entry_path(key))), **digests})
 
-    def _digest_file(self, key: str) -> Path:
-        return Path(self.cache_root) / f"{key}.sha256"
+def cached_steps(spec: Any) -> set[str]:
+    """The steps of a compiled pipeline whose outputs may be used again, by the names that kfp.local gives them.
 
-    def _read(self, key: str) -> dict[str, str]:
-        try:
-            content = read_json(self._digest_file(key))
-        except CscError:
-            return {}
-        return content if isinstance(content, dict) else {}
+    Args:
+        spec: a `PipelineSpec`.
+    """
+    graphs = [spec.root.dag, *(component.dag for component in spec.components.values())]
+    tasks = [task for graph in graphs for task in graph.tasks.values()]
+    return {task.component_ref.name.removeprefix("comp-") for task in tasks if task.caching_options.enable_cache}
 
-    def _content(self, value: Any) -> Any:
-        """An argument of a step without what may differ between two tries: the path of an artifact."""
-        if isinstance(value, dsl.Artifact) and value.uri in self._digests:
-            return {"sha256": self._digests[value.uri], "metadata": value.metadata}
-        return value
+
+def _artifacts(listed: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Artifacts by name, from the form in which kfp lists inputs or outputs; there may be several of one name."""
+    return {name: found["artifacts"] for name, found in listed.get("artifacts", {}).items()}
+
+
+def _output_paths(listed: Path) -> dict[str, Path]:
+    """The outputs of a step that are files or folders; the values of the others are in the list itself."""
+    return {name: Path(found[0]["uri"]) for name, found in _artifacts(read_json(listed)).items()}
+
+
+def _digest_file(entry: Path) -> Path:
+    return entry.with_suffix(".sha256")
+
+
+def _read_digests(entry: Path) -> dict[str, str]:
+    try:
+        content = read_json(_digest_file(entry))
+    except CscError:
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def _deciding(config: str) -> str:
@@ -130,21 +158,3 @@ def digest_of(path: Path) -> str:
     files = sorted(file for file in path.rglob("*") if file.is_file())
     digests = {file.relative_to(path).as_posix(): sha256_file(file) for file in files}
     return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
-
-
-def _artifacts(outputs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The outputs that are files; the others are in the cache itself."""
-    for name, value in outputs.items():
-        if isinstance(value, dsl.Artifact) and Path(value.path).exists():
-            yield name, value
-
-
-@contextlib.contextmanager
-def cached_by(steps: StepCache) -> Iterator[None]:
-    """Have kfp.local use a cache, for as long as the block lasts."""
-    original = cache.get_local_cache
-    cache.get_local_cache = lambda: steps
-    try:
-        yield
-    finally:
-        cache.get_local_cache = original

@@ -15,7 +15,7 @@ from typing import Literal, TextIO
 from kfp import components, local
 
 from csc.errors import CscError
-from csc.pipelines.local.cache import StepCache, cache_folder, cached_by
+from csc.pipelines.local.cache import StepCache, cache_folder, cached_steps
 from csc.pipelines.local.containers import containers_for
 from csc.pipelines.local.interrupts import raise_if_interrupted
 from csc.pipelines.local.processes import import_libraries_once, run_process
@@ -78,17 +78,22 @@ def run_compiled(
             view = view or PlainView(sys.stdout)
             reporter = RunReporter(view, file, step_titles(pipeline.pipeline_spec))
             shared = {**variables, **({"CSC_PROGRESS": "1"} if view.reports else {})}
+            cache = StepCache(cache_folder(workdir, name, tracking_uri()), reporter.reuse, reporter.repair)
+            cached = cached_steps(pipeline.pipeline_spec)
 
             def run_step(step: Step) -> int:
                 raise_if_interrupted()
+                if step.name in cached and cache.restore(step):
+                    return 0
                 reporter.begin(step.name)
                 code = start(replace(step, variables={**step.variables, **shared}), reporter.line)
                 reporter.end(code)
+                if code == 0 and step.name in cached:
+                    cache.keep(step)
                 return code
 
-            cache = StepCache(cache_folder(workdir, name, tracking_uri()), reporter.reuse, reporter.repair)
             try:
-                with steps_run_by(run_step), cached_by(cache), view, _kfp_output_in(file):
+                with steps_run_by(run_step), view, _kfp_output_in(file):
                     outputs = pipeline(**arguments).outputs
             except RuntimeError:  # of kfp: a step failed
                 if reporter.error is not None:

@@ -1,10 +1,12 @@
 """A step of a run on this machine, and how kfp.local is made to hand it to us.
 
 kfp.local starts a step with a class for processes or one for containers, and takes no other. While a run lasts, the
-class for processes is ours: it gives the step to a function, which runs it in a process or in a container.
+class for processes is ours: it gives the step to a function, which finds its outputs in the cache or runs it, in a
+process or in a container. Nothing else of kfp is replaced.
 """
 
 import contextlib
+import functools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ from kfp.local.status import Status
 
 __all__ = ["KFP_VERSION", "Show", "Start", "Step", "steps_run_by"]
 
-KFP_VERSION = "2.17"  # in which kfp/local/task_dispatcher.py was read; tests/pipelines/test_processes.py checks it
+KFP_VERSION = "2.17"  # whose kfp/local/task_dispatcher.py this fits; tests/pipelines/test_processes.py checks it
 
 
 @dataclass(frozen=True)
@@ -27,11 +29,30 @@ class Step:
     command: list[str]
     variables: Mapping[str, str]
 
+    @functools.cached_property
+    def given(self) -> dict[str, Any]:
+        """What kfp calls the executor input: values, input artifacts, and where outputs go."""
+        given: dict[str, Any] = json.loads(self.command[self._place_of_given])
+        return given
+
+    @property
+    def code(self) -> list[str]:
+        """The command without what the step is given."""
+        return [*self.command[: self._place_of_given], *self.command[self._place_of_given + 1 :]]
+
+    @property
+    def output_file(self) -> Path:
+        """Where the step lists its outputs for kfp."""
+        return Path(self.given["outputs"]["outputFile"])
+
     @property
     def name(self) -> str:
         """As kfp.local calls it: it names the folder of the outputs after the component."""
-        given = json.loads(self.command[self.command.index("--executor_input") + 1])
-        return Path(given["outputs"]["outputFile"]).parent.name
+        return self.output_file.parent.name
+
+    @property
+    def _place_of_given(self) -> int:
+        return self.command.index("--executor_input") + 1
 
 
 Show = Callable[[str], None]  # takes a line that a step has printed

@@ -56,7 +56,8 @@ def test_steps_have_their_own_output_environment_and_exit_code(tmp_path: Path, m
 
 
 def test_what_we_replace_in_kfp_was_read_in_the_version_that_is_installed():
-    """After an upgrade: read how kfp/local/task_dispatcher.py makes and runs a handler, then raise KFP_VERSION."""
+    """After an upgrade: read how kfp/local/task_dispatcher.py makes and runs a handler, and how
+    executor_output_utils.py reads the outputs of one that has succeeded; then raise KFP_VERSION."""
     assert kfp.__version__.rpartition(".")[0] == KFP_VERSION
 
 

@@ -1,11 +1,18 @@
 """The cache of a local run: it gives out what was written, to the byte, or nothing."""
 
+import contextlib
+import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from kfp import dsl
+from kfp import compiler, dsl
 
+from csc.pipelines.local import runner
 from csc.pipelines.local.cache import StepCache
+from csc.pipelines.local.steps import Show, Step
+from csc.pipelines.scenario import Results
 
 
 class Pipeline:
@@ -19,28 +26,37 @@ class Pipeline:
         self.ran, self.reused, self.damaged = [], [], []
         self.tries += 1
         cache = StepCache(self.folder / "cache", self.reused.append, lambda *names: self.damaged.append(names))
-        view = self.step(cache, "build", {"task": 1}, self.build)
-        self.step(cache, "train", {"view": view["view"], "config": self.config}, self.train)
+        listed = self.step(cache, "build", {"parameterValues": {"task": 1}}, self.build)
+        assert listed["parameterValues"] == {"count": 3}
+        inputs = {"parameterValues": {"config": self.config}, "artifacts": {"view": listed["artifacts"]["view"]}}
+        self.step(cache, "train", inputs, self.train)
 
-    def step(self, cache: StepCache, name: str, arguments: dict, make) -> dict:
-        key = cache.compute_key(component_name=f"comp-{name}", image="i", full_command=["c"], arguments=arguments)
-        if (outputs := cache.get(key)) is None:
+    def step(self, cache: StepCache, name: str, inputs: dict, make: Callable[[], dict]) -> dict[str, Any]:
+        """What a step lists for kfp."""
+        file = self.folder / str(self.tries) / name / "executor_output.json"
+        given = json.dumps({"inputs": inputs, "outputs": {"outputFile": str(file)}})
+        asked = Step("image", ["python", "code", "--executor_input", given, "--function_to_execute", name], {})
+        if not cache.restore(asked):
             self.ran.append(name)
-            outputs = make()
-            cache.put(key, outputs)
-        return outputs
+            file.parent.mkdir(parents=True)
+            file.write_text(json.dumps(make()))
+            cache.keep(asked)
+        return json.loads(file.read_text())
 
     def build(self) -> dict:
         path = self.folder / str(self.tries) / "view"
-        path.parent.mkdir()
         path.write_text("rows")
-        return {"view": dsl.Dataset(name="view", uri=str(path)), "count": 3}
+        return {"parameterValues": {"count": 3}, "artifacts": artifact("view", path)}
 
     def train(self) -> dict:
         path = self.folder / str(self.tries) / "model"
         (path / "deep").mkdir(parents=True)
         (path / "deep" / "weights").write_text("weights")
-        return {"model": dsl.Model(name="model", uri=str(path))}
+        return {"artifacts": artifact("model", path)}
+
+
+def artifact(name: str, path: Path) -> dict[str, Any]:
+    return {name: {"artifacts": [{"name": name, "uri": str(path), "metadata": {"images": 3}}]}}
 
 
 @pytest.fixture
@@ -105,7 +121,8 @@ def test_outputs_whose_digests_are_lost_are_made_again(pipeline: Pipeline, tmp_p
 
 def test_another_content_of_an_input_is_another_step(pipeline: Pipeline, tmp_path: Path):
     (tmp_path / "1" / "view").unlink()
-    pipeline.build = lambda: {"view": dsl.Dataset(name="view", uri=str(tmp_path / "other")), "count": 3}
+    made = {"parameterValues": {"count": 3}, "artifacts": artifact("view", tmp_path / "other")}
+    pipeline.build = lambda: made
     (tmp_path / "other").write_text("other rows")
     pipeline.run()
     assert pipeline.ran == ["build", "train"]
@@ -121,3 +138,61 @@ def test_outputs_whose_entry_is_damaged_are_made_again(pipeline: Pipeline, tmp_p
     assert "build" in pipeline.ran
     pipeline.run()
     assert pipeline.ran == []
+
+
+@pytest.mark.parametrize("trouble", ["an output is missing", "the disk is full"])
+def test_a_step_that_cannot_be_remembered_is_run_again(
+    pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str
+):
+    (tmp_path / "1" / "view").unlink()
+    with monkeypatch.context() as broken:
+        if trouble == "the disk is full":
+            broken.setattr("csc.pipelines.local.cache.write_json", no_room)
+        else:
+            nothing = {"parameterValues": {"count": 3}, "artifacts": artifact("view", tmp_path / "nowhere")}
+            broken.setattr(pipeline, "build", lambda: nothing)
+        pipeline.run()
+    assert "build" in pipeline.ran
+    pipeline.run()
+    assert pipeline.ran[0] == "build"
+
+
+def no_room(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_a_reused_step_gives_kfp_what_it_gave_before_and_one_without_cache_always_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    @dsl.component
+    def look(): ...
+
+    @dsl.component
+    def report(count: int, page: dsl.Output[dsl.HTML]) -> str: ...
+
+    @dsl.pipeline
+    def both() -> Results:
+        look().set_caching_options(False)
+        made = report(count=2)
+        return Results(made.outputs["Output"], made.outputs["page"])
+
+    ran = []
+
+    def start(step: Step, show: Show) -> int:
+        ran.append(step.name)
+        listed: dict[str, Any] = {}
+        step.output_file.parent.mkdir(parents=True)
+        if step.name == "report":
+            (page := step.output_file.with_name("page")).write_text("page")
+            listed = {"parameterValues": {"Output": f"table {len(ran)}"}, "artifacts": artifact("page", page)}
+        step.output_file.write_text(json.dumps(listed))
+        return 0
+
+    monkeypatch.setattr(runner, "_started_by", lambda *_: contextlib.nullcontext(start))
+    compiler.Compiler().compile(both, str(tmp_path / "both.yaml"))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking")
+    first, second = (runner.run_compiled(tmp_path / "both.yaml", {}, tmp_path) for _ in range(2))
+    assert (ran.count("report"), ran.count("look")) == (1, 2)
+    assert (first.reused, second.reused) == ((), ("report",))
+    assert (first.table, first.page) == (second.table, second.page)
+    assert second.page.read_text() == "page"
