@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-__all__ = ["COLUMNS", "COMPARED", "SUMMARY", "TITLES", "titles"]
+__all__ = ["CALIBRATION", "COLUMNS", "COMPARED", "ECE_OLD_NEW", "EXPORTED", "SUMMARY", "TITLES", "titles"]
 
 TITLES = {
     "last_mAP": "last mAP",
@@ -42,6 +42,16 @@ COLUMNS = {name: title for name, title in TITLES.items() if name not in ("CF1", 
 
 SUMMARY = ("last_mAP", "last_CF1", "last_OF1", "avg_mAP")  # of the paper's tables 1 and 2
 COMPARED = ("last_mAP", "avg_mAP", "CF1", "OF1", "CF1_own", "forgetting", "FPR", "ECE", "H")  # of any runs
+
+# How far confidences can be trusted: ECE and AECE (adaptive) of old and new classes, after scaling by the temperature
+# too (T), and F1 at the thresholds that the model has from its training images (own).
+ECE_OLD_NEW = ("ECE_old", "ECE_new", "ECE_old_T", "ECE_new_T", "temperature")
+CALIBRATION = (
+    *ECE_OLD_NEW[:4],
+    *("AECE_old", "AECE_new", "AECE_old_T", "AECE_new_T"),
+    *("temperature", "CF1_own", "OF1_own"),
+)
+EXPORTED = (*CALIBRATION, "ECE", "ECE_T", "AECE", "AECE_T")  # what files have of every study
 
 
 def titles(names: Iterable[str]) -> list[str]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from csc.artifacts import Run
 from csc.data.evidence import Evidence, Reliability, TaskFacts
+from csc.report.calibration import calibration_text
 from csc.report.images import forgotten
 from csc.report.paper import paper_numbers
 from csc.report.reliability import ece
@@ -29,9 +30,10 @@ def findings(run: Run, evidence: Sequence[Evidence] = ()) -> list[Finding]:
     found = [_result(run), *_paper(run), *_forgetting(run)]
     if evidence:
         facts = evidence[-1].facts
-        found += [*_never_predicted(run, facts), *_balance(run), *_calibration(facts), *_lost_images(evidence)]
+        found += [*_never_predicted(run, facts), *_balance(run), *_confidence(facts), *_calibration(run)]
+        found += _lost_images(evidence)
     else:
-        found += [*_nothing_found(run), *_balance(run)]
+        found += [*_nothing_found(run), *_balance(run), *_calibration(run)]
     return found
 
 
@@ -120,7 +122,7 @@ def _balance(run: Run) -> list[Finding]:
     return [Finding("bad", text)]
 
 
-def _calibration(facts: TaskFacts) -> list[Finding]:
+def _confidence(facts: TaskFacts) -> list[Finding]:
     """Which groups of classes are over- or under-confident, with the bin that shows it best."""
     found = []
     for name, bins in facts.reliability.items():
@@ -132,13 +134,15 @@ def _calibration(facts: TaskFacts) -> list[Finding]:
         part = f"{only}{100 * share:.0f} % are" if share >= 0.005 else "none is"
         example = f"of labels scored about {confidence:.2f}, {part} present"
         found.append(Finding("bad", f"{name.capitalize()} classes are {kind}: {example}."))
-    errors = {name: ece(bins) for name, bins in facts.reliability.items()}
     if not found:
-        found.append(Finding("good", f"Confidence can be trusted: the ECE is {max(errors.values()):.1f} % or less."))
-    elif len(errors) == 2:
-        text = f"The calibration error is {errors['old']:.1f} % on old classes and {errors['new']:.1f} % on new ones."
-        found.append(Finding("plain", text))
+        most = max(ece(bins) for bins in facts.reliability.values())
+        found.append(Finding("good", f"Confidence can be trusted: the ECE is {most:.1f} % or less."))
     return found
+
+
+def _calibration(run: Run) -> list[Finding]:
+    text = calibration_text(run.last)
+    return [Finding("plain", text)] if text else []
 
 
 def _worst_bin(bins: Reliability) -> tuple[float, float] | None:

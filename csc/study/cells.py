@@ -150,7 +150,9 @@ class Result:
         return self.facts.get(name) or "unknown"
 
     def value(self, column: str) -> float | None:
-        """A number of the table; `CR-CP` is a difference of two."""
+        """A number of the table, if there is one; `CR-CP` is a difference of two."""
+        if "_old" in column and self.cell.tasks == 1:  # metrics have 0 for classes that do not exist
+            return None
         first, _, second = column.partition("-")
         if first not in self.metrics or (second and second not in self.metrics):
             return None

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from csc.artifacts import Run
 from csc.errors import BadData
 from csc.report import figures
-from csc.report.columns import COMPARED, titles
+from csc.report.calibration import calibration
+from csc.report.columns import COMPARED, ECE_OLD_NEW, titles
 from csc.report.shell import figure, page_of
 from csc.report.svg import escape
 from csc.study.claims import compared, interval_text, resampled, signed
@@ -42,6 +43,12 @@ class Group:
     def number(self, column: str) -> Number:
         """The mean over seeds of a number after the last task, or of the summary."""
         return Number.of([_value(run, column) for _, run in self.runs.values()])
+
+    def calibration(self, column: str) -> Number | None:
+        """The same of an error of old or new classes; none if no run has it."""
+        found = [calibration(run.last) for _, run in self.runs.values()]
+        values = [numbers[column] for numbers in found if column in numbers]
+        return Number.of(values) if values else None
 
     def minus(self, other: "Group") -> Interval | None:
         """The difference in last mAP; None if nothing can be paired."""
@@ -97,7 +104,7 @@ def _tables(groups: list[Group]) -> list[Table]:
     ]
     head = ["", "seeds", *titles(numbers)]
     note = "After the last task; mean over seeds. CF1 own: at thresholds that the model has from its training images."
-    tables = [Table("Results", note, head, rows, 1, [False] * len(rows))]
+    tables = [Table("Results", note, head, rows, 1, [False] * len(rows)), *_calibration(groups)]
     first, *others = groups
     against = [_difference(group, first) for group in others]
     if against:
@@ -105,6 +112,18 @@ def _tables(groups: list[Group]) -> list[Table]:
         note = "Paired over seeds and over resampled test images; level: zero is in the interval."
         tables.append(Table("Differences in last mAP", note, head, against, 1, [False] * len(against)))
     return tables
+
+
+def _calibration(groups: list[Group]) -> list[Table]:
+    """The calibration errors of old and new classes, before and after scaling; nothing if no run has them."""
+    numbers = {column: [group.calibration(column) for group in groups] for column in ECE_OLD_NEW}
+    shown = {column: values for column, values in numbers.items() if any(values)}
+    rows = [
+        [group.name, *(number.shown(column) if (number := values[index]) else "–" for column, values in shown.items())]
+        for index, group in enumerate(groups)
+    ]
+    note = "Of the classes before the last task and of its own; /T: logits divided by the model's temperature T."
+    return [Table("Calibration", note, ["", *titles(shown)], rows, 1, [False] * len(rows))] if shown else []
 
 
 def _paired(group: Group, first: Group) -> Interval | None:

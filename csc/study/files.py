@@ -18,7 +18,7 @@ def log_outcome(outcome: Outcome) -> None:
     numbers = {
         f"{entry.scenario}/{entry.row.name}/{column}": entry.number(column)
         for entry in entries
-        for column in study.columns
+        for column in study.exported
     }
     means = {path: (number.mean, number.std) for path, number in numbers.items() if number is not None}
     if means:

@@ -7,14 +7,19 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from csc.report.columns import TITLES
+from csc.report.columns import CALIBRATION, TITLES, titles
 from csc.report.table import aligned, escape_markdown, width_of
 from csc.report.text import printable
 from csc.study.claims import Claim, claims, explanation, interval_text, signed
 from csc.study.outcome import Entry, Outcome
+from csc.study.spec import Row
 
 __all__ = ["Table", "as_text", "csv_lines", "latex", "markdown", "markdown_lines", "remarks", "tables", "text"]
 
+_CALIBRATION_NOTE = (
+    "ECE and AECE (adaptive) in percent; /T: logits divided by the model's temperature T; own: at the model's "
+    "thresholds; both are fitted on training images"
+)
 _LATEX = {
     **{mark: f"\\{mark}" for mark in "&%$#_{}"},
     "\\": r"\textbackslash{}",
@@ -42,14 +47,13 @@ class Table:
 
 
 def tables(outcome: Outcome, pm: str = " ± ") -> Iterator[Table]:
-    """The tables of a study: one for each scenario, then its claims.
+    """The tables of a study: one for each scenario with its calibration below, then the claims.
 
     The first columns are the row's label and, where rows have one, its group; then for each of the study's columns our
     number and, where the paper has any, the paper's and the difference.
     """
     study = outcome.study
     groups = any(row.group for row in study.rows)
-    splits = [False, *(above.group != row.group for above, row in pairwise(study.rows))]
     for scenario in study.scenarios:
         compared = outcome.compared(scenario)
         head = ["", *([study.groups] if groups else [])]
@@ -57,16 +61,44 @@ def tables(outcome: Outcome, pm: str = " ± ") -> Iterator[Table]:
             head += [TITLES[column], *(["paper", "diff"] if column in compared else [])]
         rows = []
         for entry in outcome.table(scenario):
-            cells = [printable(entry.row.label), *([printable(entry.row.group)] if groups else [])]
+            cells = _names(entry, groups)
             for index, column in enumerate(study.columns):
                 cells.append(_ours(outcome, entry, column, pm) or (entry.missing if index == 0 else "") or "–")
                 if column in compared:
                     cells += _paper(entry, column)
             rows.append(cells)
         note = "Mean over seeds" + ("; paper is the paper's number, diff ours minus it." if compared else ".")
-        yield Table(scenario, note, head, rows, 2 if groups else 1, splits)
+        yield Table(scenario, note, head, rows, 2 if groups else 1, _splits(study.rows))
+        if calibration := _calibration(outcome, scenario, pm):
+            yield calibration
     if found := claims(outcome):
         yield _claims(found, study.columns[0])
+
+
+def _calibration(outcome: Outcome, scenario: str, pm: str) -> Table | None:
+    """What is known of confidences beyond the study's own columns, of the rows that have any of it; often nothing."""
+    study, entries = outcome.study, outcome.table(scenario)
+    more = [column for column in CALIBRATION if column not in study.columns]
+    columns = [column for column in more if any(entry.number(column) for entry in entries)]
+    known = [entry for entry in entries if any(entry.number(column) for column in columns)]
+    if not known:
+        return None
+    groups = any(row.group for row in study.rows)
+    head = ["", *([study.groups] if groups else []), *titles(columns)]
+    rows = [
+        [*_names(entry, groups), *(_ours(outcome, entry, column, pm) or "–" for column in columns)] for entry in known
+    ]
+    splits = _splits([entry.row for entry in known])
+    return Table(f"{scenario}, calibration", f"{_CALIBRATION_NOTE}.", head, rows, 2 if groups else 1, splits)
+
+
+def _names(entry: Entry, groups: bool) -> list[str]:
+    return [printable(entry.row.label), *([printable(entry.row.group)] if groups else [])]
+
+
+def _splits(rows: Sequence[Row]) -> list[bool]:
+    """For each row whether it begins another group."""
+    return [False, *(above.group != row.group for above, row in pairwise(rows))]
 
 
 def _claims(found: Sequence[Claim], column: str) -> Table:
@@ -111,10 +143,16 @@ def remarks(outcome: Outcome) -> list[str]:
     return [
         *(["± is the sample standard deviation over seeds; n is given where seeds are missing"] if several else []),
         *(f"* {note}" for note in outcome.notes()),
+        *_calibration_remark(outcome),
         *outcome.gaps(),
         *explanation(claims(outcome), outcome.study.columns[0]),
         *outcome.facts(),
     ]
+
+
+def _calibration_remark(outcome: Outcome) -> list[str]:
+    shown = any(_calibration(outcome, scenario, "") for scenario in outcome.study.scenarios)
+    return [f"calibration: {_CALIBRATION_NOTE}"] if shown else []
 
 
 def text(outcome: Outcome) -> str:
@@ -199,7 +237,7 @@ def _records(outcome: Outcome) -> Iterator[dict[str, Any]]:
     for result in outcome.results:
         cell, finished = result.cell, not result.missing
         paper = outcome.reference(cell.row, cell.scenario.name).numbers
-        for column in outcome.study.columns:
+        for column in outcome.study.exported:
             yield {
                 "study": outcome.study.name,
                 "scenario": cell.scenario.name,

@@ -9,7 +9,7 @@ import msgspec
 
 from csc.config.tree import flatten, merged, nested, setting_text
 from csc.errors import BadConfig
-from csc.report.columns import SUMMARY
+from csc.report.columns import EXPORTED, SUMMARY
 from csc.report.paper import paper_rows
 from csc.scenario import Scenario
 
@@ -62,6 +62,11 @@ class Study(msgspec.Struct, frozen=True):
     groups: str = ""  # what the rows' groups are, for the head of their column
     order: tuple[tuple[str, ...], ...] = ()  # rows as the paper ranks them by the first column, best first
     overrides: dict[str, Any] = {}  # settings of the command line, which win over all others
+
+    @property
+    def exported(self) -> tuple[str, ...]:
+        """The columns of files: those of the table, and all of calibration."""
+        return tuple(dict.fromkeys((*self.columns, *EXPORTED)))
 
     def settings_of(self, row: Row, scenario: str, seed: int, *, own: bool = False) -> dict[str, Any]:
         """The overrides that make one cell; with `own` only those keys that the row sets itself."""

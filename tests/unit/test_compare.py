@@ -1,13 +1,16 @@
 """Any runs of the tracking store next to each other: which are one row, and what their differences are worth."""
 
+import dataclasses
 from html import unescape
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from csc.artifacts import Registered, RegisteredTask, Run, TaskResult
 from csc.cli import main
 from csc.errors import BadData
+from csc.report.columns import CALIBRATION
 from csc.study import compare as compare_module
 from csc.study.claims import Resampled
 from csc.study.compare import compare, comparison_page, comparison_text
@@ -73,6 +76,25 @@ def test_runs_of_other_scenarios_are_shown_and_not_compared():
     told = comparison_text(compare([tracked("csc", 0, 70.0), tracked("csc", 0, 80.0, scenario="voc-b4c2")]))
     assert "not comparable" in told
     assert "scenario differs: voc-b0c4, voc-b4c2" in told
+
+
+def test_the_errors_of_old_and_new_classes_stand_below_the_results():
+    one = tracked("csc", 0, 10.0)
+    last = one.record.run.last.metrics
+    told = comparison_text(compare([one, tracked("lwf", 0, 20.0)]))
+    lines = told.partition(" Calibration\n")[2].splitlines()
+    assert lines[1].split() == ["ECE", "old", "ECE", "new", "ECE", "old/T", "ECE", "new/T", "T"]
+    shown = [f"{last[name]:.1f}" for name in ("ECE_old", "ECE_new", "ECE_old_T", "ECE_new_T")]
+    assert lines[3].split() == ["csc", *shown, f"{last.temperature:.2f}"]
+    assert "ECE old/T" in comparison_page(compare([one, one]))
+
+
+def test_runs_of_a_version_without_calibration_have_no_table_of_it():
+    run = tracked("csc", 0, 10.0).record.run
+    plain = {name: 0.0 for name in (*CALIBRATION, "AECE", "ECE_T", "AECE_T")} | {"temperature": 1.0}
+    bare = replace(run, tasks=tuple(replace(task, metrics=replace(task.metrics, **plain)) for task in run.tasks))
+    old = dataclasses.replace(tracked("csc", 0, 10.0), record=RegisteredTask(MODEL, bare))
+    assert "Calibration" not in comparison_text(compare([old, old]))
 
 
 def test_the_page_has_every_row_its_course_and_the_ap_of_each_class():

@@ -158,6 +158,19 @@ def test_over_confidence_is_said_with_an_example(made: "Reported"):
     assert "Confidence can be trusted: the ECE is 0.0 % or less." in told
 
 
+def test_the_errors_of_old_and_new_classes_are_said_before_and_after_scaling(made: "Reported"):
+    errors = {"ECE_old": 12.34, "ECE_new": 4.5, "ECE_old_T": 5.0, "ECE_new_T": 3.21}
+    scaled = msgspec.structs.replace(made.run.last.metrics, **errors, temperature=1.5)
+    last = msgspec.structs.replace(made.run.last, metrics=scaled)
+    run = msgspec.structs.replace(made.run, tasks=(*made.run.tasks[:-1], last))
+    both = "The calibration error (ECE) is 12.3 % on old classes and 4.5 % on new ones; after scaling"
+    for told in (said(run), said(run, *made.evidence), render(run, made.evidence)):
+        assert f"{both} by the temperature 1.50, 5.0 % and 3.2 %." in told
+    fresh = msgspec.structs.replace(last, new=last.seen, metrics=msgspec.structs.replace(scaled, temperature=1.0))
+    alone = said(msgspec.structs.replace(run, tasks=(fresh,)))
+    assert "The calibration error (ECE) is 4.5 % on new classes." in alone
+
+
 def test_a_cf1_of_nothing_is_explained_without_evidence_too(made: "Reported"):
     nothing = msgspec.structs.replace(made.run.last.metrics, CF1=0.0, OF1=0.0)
     run = msgspec.structs.replace(made.run, tasks=(msgspec.structs.replace(made.run.last, metrics=nothing),))

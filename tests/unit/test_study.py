@@ -19,11 +19,12 @@ from csc.config import resolve
 from csc.data.scores import Scores
 from csc.errors import BadConfig, BadData, BadScenario
 from csc.metrics import average_precision
-from csc.report.columns import COLUMNS, COMPARED, SUMMARY, TITLES
+from csc.report.columns import CALIBRATION, COLUMNS, COMPARED, EXPORTED, SUMMARY, TITLES, titles
 from csc.report.paper import paper_rows
 from csc.scenario import PAPER_SCENARIOS, Scenario
 from csc.study import cells as cells_module
 from csc.study import claims as claims_module
+from csc.study import files as files_module
 from csc.study.cells import DataSource, cells, results
 from csc.study.claims import Resampled, claims
 from csc.study.files import log_outcome, write_files
@@ -326,6 +327,7 @@ class Server:
 
     def __init__(self):
         self.runs, self.curves = [], {}
+        self.calibration = {}  # what the runs that finish next have of it
 
     def finish(self, cell, last, curve=None, **tags):
         """Pretend that a cell was run."""
@@ -340,7 +342,7 @@ class Server:
         average = sum(self.curves[run_id]) / len(self.curves[run_id])
         metrics = {"last_mAP": last, "last_CF1": last / 2, "last_OF1": last / 4, "avg_mAP": average}
         params = {key: str(value) for key, value in cell.config.flat().items()}
-        more = {"H": 1.234, "FPR": 20.0, "CR": 60.0, "CP": 40.0}
+        more = {"H": 1.234, "FPR": 20.0, "CR": 60.0, "CP": 40.0} | self.calibration
         self.runs.append(ScenarioRun(run_id, facts | tags, params, metrics | more))
 
 
@@ -594,7 +596,7 @@ def test_latex_has_the_same_cells_and_escapes_what_is_not_text(outcome, written,
 
 def test_csv_has_a_line_for_each_cell_and_metric_with_all_facts(outcome):
     records = list(csv.DictReader(io.StringIO(csv_lines(outcome))))
-    assert len(records) == len(outcome.results) * len(outcome.study.columns)
+    assert len(records) == len(outcome.results) * (len(outcome.study.columns) + len(EXPORTED))
     first = next(record for record in records if record["row"] == "CSC")
     assert (first["metric"], float(first["value"]), float(first["paper"])) == ("last_mAP", 86.0, 85.1)
     assert (first["initialisation"], first["code"], first["seed"]) == ("scratch", code_version(), "0")
@@ -651,6 +653,63 @@ def test_facts_that_differ_are_told_apart(outcome, server):
 
 
 FORMS = [text, markdown, latex, render]
+
+
+def calibrated(written, server, scenario="voc-b0c4", **content):
+    """What came of a study whose first row knows all of its calibration, the second nothing."""
+    study = written({**MINE, "scenarios": [scenario], "seeds": [0, 1]} | content)
+    for cell in (asked := cells(study, SOURCES)):
+        server.calibration = {}
+        if cell.row == study.rows[0]:
+            server.calibration = {name: 10.0 + index + cell.seed for index, name in enumerate(EXPORTED)}
+        server.finish(cell, 70.0)
+    return Outcome(study, tuple(results(asked)))
+
+
+def test_every_study_has_the_calibration_of_each_scenario_below_its_table(written, server):
+    outcome = calibrated(written, server)
+    told = text(outcome).partition(" voc-b0c4, calibration\n")[2].splitlines()
+    assert told[1].split() == " ".join(titles(CALIBRATION)).split()
+    assert told[3].split()[:3] == ["csc", "10.5±0.7", "11.5±0.7"]
+    assert told[4].startswith("━")  # a row that knows nothing of it is left out
+    assert f"| csc | {' | '.join(f'{10.5 + index:.1f} ± 0.7' for index in range(8))} | 18.50 ± 0.71 | " in markdown(
+        outcome
+    )
+    assert markdown(outcome).index("\n## voc-b0c4\n") < markdown(outcome).index("\n## voc-b0c4, calibration\n")
+    assert "<h2>voc-b0c4, calibration</h2>" in render(outcome)
+    assert r"\caption{Mine, voc-b0c4, calibration}" in latex(outcome)
+    assert " calibration: ECE and AECE (adaptive) in percent; /T: logits divided by" in text(outcome)
+
+
+def test_calibration_is_not_told_twice(written, server):
+    outcome = calibrated(written, server, columns=["last_mAP", "ECE_old", "CF1_own"])
+    told = text(outcome).partition(" voc-b0c4, calibration\n")[2].splitlines()
+    assert told[1].split() == " ".join(titles(n for n in CALIBRATION if n not in ("ECE_old", "CF1_own"))).split()
+    alone = calibrated(written, server, columns=["last_mAP", *CALIBRATION])
+    assert "calibration" not in text(alone)
+
+
+def test_old_classes_that_do_not_exist_have_no_calibration(written, server):
+    outcome = calibrated(written, server, "voc-b0c20")
+    told = text(outcome).partition(" voc-b0c20, calibration\n")[2].splitlines()
+    assert told[1].split() == " ".join(titles(name for name in CALIBRATION if "_old" not in name)).split()
+    shown = calibrated(written, server, "voc-b0c20", columns=["last_mAP", "ECE_old"])
+    assert "| csc | 70.0 ± 0.0 | – |" in markdown(shown)
+    lines = csv.DictReader(io.StringIO(csv_lines(shown)))
+    assert {line["value"] for line in lines if line["metric"] == "AECE_old_T"} == {""}
+
+
+def test_files_and_mlflow_have_all_of_calibration_whatever_the_table_shows(written, server, monkeypatch):
+    outcome = calibrated(written, server)
+    lines = list(csv.DictReader(io.StringIO(csv_lines(outcome))))
+    found = {line["metric"]: line["value"] for line in lines if line["row"] == "csc" and line["seed"] == "0"}
+    assert [*found] == [*SUMMARY, *EXPORTED]
+    assert {name: float(found[name]) for name in EXPORTED} == {name: 10.0 + i for i, name in enumerate(EXPORTED)}
+    logged = {}
+    monkeypatch.setattr(files_module, "log_study", lambda name, means, table, page: logged.update(means))
+    log_outcome(outcome)
+    assert logged["voc-b0c4/csc/AECE_new_T"][0] == 17.5
+    assert "voc-b0c4/lwf/AECE_new_T" not in logged
 
 
 def told_in(form, outcome):
