@@ -2,7 +2,7 @@
 
 from csc.data.dataset import Dataset
 
-__all__ = ["benchmark_note", "counts", "differences", "published_counts"]
+__all__ = ["benchmark_note", "counts", "differences", "from_elsewhere", "published_counts"]
 
 _COUNTS = {
     "voc2007": {"train": {"images": 5_011}, "test": {"images": 4_952}},
@@ -14,6 +14,7 @@ _COUNTS = {
 }
 
 _BENCHMARKS = {"voc": ("voc2007", "VOC 2007"), "coco": ("coco2014", "COCO 2014")}  # whose names scenarios use
+_ELSEWHERE = "is made from"  # what a note says of another source, and never of a part
 
 
 def benchmark_note(dataset: Dataset) -> str:
@@ -23,11 +24,20 @@ def benchmark_note(dataset: Dataset) -> str:
     if not kind:
         return ""
     if found != kind:
-        return f"this '{dataset.name}' is made from '{found}', not from {title}"
+        return f"this '{dataset.name}' {_ELSEWHERE} '{found}', not from {title}"
     parts = [*differences(dataset)]
     if size := dataset.source.get("short_side"):
         parts.append(f"images scaled down to {size} px")
     return f"not {title} as published: {'; '.join(parts)}" if parts else ""
+
+
+def from_elsewhere(note: str) -> bool:
+    """Whether a `benchmark_note` says that the data come from another source; runs keep nothing but the note.
+
+    >>> from_elsewhere("this 'voc' is made from 'voc2012', not from VOC 2007")
+    True
+    """
+    return _ELSEWHERE in note
 
 
 def published_counts(kind: str) -> dict[str, dict[str, int]]:

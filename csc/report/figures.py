@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from csc.artifacts import Metrics, Run, TaskResult
-from csc.report.paper import paper_numbers
+from csc.report.paper import paper_row_for
 from csc.report.svg import (
     WIDTH,
     bar,
@@ -51,16 +51,20 @@ def curve(run: Run, width: float = WIDTH) -> str:
             tip = f"task {task.task}, {len(task.seen)} classes: {name} {task.metrics[name]:.1f}"
             marks.append(circle(x, y, 4.5, colour, tip))
         ends.append((ys[-1], f"{name} {run.last.metrics[name]:.1f}", f"strong {colour}"))
-    paper = paper_numbers(run.scenario, run.method)
+    paper, height = paper_row_for(run), bottom + 46
     if paper is not None:
-        y = percent_y(paper["last_mAP"], top, bottom)
-        tip = f"the paper's last mAP: {paper['last_mAP']:.1f}"
+        theirs, star = paper.numbers["last_mAP"], "*" if paper.note else ""
+        y = percent_y(theirs, top, bottom)
+        tip = f"the paper's last mAP: {theirs:.1f}" + (f"; {paper.note}" if paper.note else "")
         # Before the curves, so that it lies behind them.
         marks.insert(1, f'<path class="dashed" d="M{left} {y:.1f}H{right}">{title(tip)}</path>')
-        ends.append((y, f"paper mAP {paper['last_mAP']:.1f}", "muted"))
+        ends.append((y, f"paper mAP {theirs:.1f}{star}", "muted"))
+        if paper.note:
+            marks.append(label(left, height + 12, cut(f"* {paper.note}", round(width / 6.6)), "muted", tip=paper.note))
+            height += 24
     apart = spread([y for y, _, _ in ends], gap=15, lowest=bottom)
     marks += [label(right + 10, y + 4, text, css) for y, (_, text, css) in zip(apart, ends, strict=True)]
-    return svg(width, bottom + 46, "mAP, CF1 and OF1 after each task", marks)
+    return svg(width, height, "mAP, CF1 and OF1 after each task", marks)
 
 
 def curves(lines: Mapping[str, Sequence[float]], seen: Sequence[int], width: float = WIDTH) -> str:

@@ -7,7 +7,7 @@ from csc.artifacts import Run
 from csc.data.evidence import Evidence, Reliability, TaskFacts
 from csc.report.calibration import calibration_text
 from csc.report.images import forgotten
-from csc.report.paper import paper_numbers
+from csc.report.paper import paper_row_for
 from csc.report.reliability import ece
 from csc.report.table import shortened
 
@@ -54,14 +54,15 @@ def _tasks(count: int) -> str:
 
 
 def _paper(run: Run) -> list[Finding]:
-    paper = paper_numbers(run.scenario, run.method)
+    paper = paper_row_for(run)
     if paper is None:
         return []
-    apart = run.last.metrics.mAP - paper["last_mAP"]
+    theirs, note = paper.numbers["last_mAP"], f"; {paper.note}" if paper.note else ""
+    apart = run.last.metrics.mAP - theirs
     if abs(apart) < 1:
-        return [Finding("good", f"Its last mAP is that of the paper ({paper['last_mAP']:.1f} %), within a point.")]
+        return [Finding("good", f"Its last mAP is that of the paper ({theirs:.1f} %), within a point{note}.")]
     side = "above" if apart > 0 else "below"
-    text = f"Its last mAP is {abs(apart):.1f} points {side} the paper's {paper['last_mAP']:.1f} %."
+    text = f"Its last mAP is {abs(apart):.1f} points {side} the paper's {theirs:.1f} %{note}."
     return [Finding("good" if apart > 0 else "bad", text)]
 
 

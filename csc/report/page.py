@@ -10,7 +10,7 @@ from csc.report.columns import SUMMARY, TITLES, titles
 from csc.report.findings import findings
 from csc.report.images import Pictures
 from csc.report.learning import time_taken
-from csc.report.paper import paper_numbers
+from csc.report.paper import incomparable, paper_row_for, paper_rows
 from csc.report.shell import figure, html_table, page_of, table_row
 from csc.report.svg import escape
 from csc.report.table import METRICS, averages, comparison, facts, notes, old_classes_text
@@ -77,10 +77,11 @@ def _facts(run: Run) -> str:
 
 def _numbers(run: Run) -> str:
     """Show the few numbers to remember, the paper's in small print below ours."""
-    paper = paper_numbers(run.scenario, run.method) or {}
+    paper = paper_row_for(run)
+    numbers, star = (paper.numbers, "*" if paper.note else "") if paper else ({}, "")
     tiles = []
     for name in (*SUMMARY, "forgetting"):
-        theirs = f"paper {paper[name]:.1f}" if name in paper else ""
+        theirs = f"paper {numbers[name]:.1f}{star}" if name in numbers else ""
         tiles.append(
             f'<div><dt>{TITLES[name]}</dt><dd>{run.summary[name]:.1f}</dd><dd class="paper">{theirs}</dd></div>'
         )
@@ -90,6 +91,8 @@ def _numbers(run: Run) -> str:
 def _comparison(run: Run) -> str:
     """Say where the paper's numbers come from; as a table where it has several rows."""
     papers = comparison(run)[1:]
+    if paper_rows(run.scenario, run.method) and (reason := incomparable(bool(run.held_out), run.data_note)):
+        return f'<p class="note">The paper\'s numbers are left out: {escape(reason)}.</p>'
     if not papers:
         return '<p class="note">Tables 1 and 2 of the paper have no row for this scenario and method.</p>'
     remarks = "".join(f" * {escape(note)}." for note in notes(run))
@@ -103,7 +106,7 @@ def _comparison(run: Run) -> str:
 def _course(run: Run, old_classes: Metrics | None) -> str:
     """What happened from task to task."""
     reading = "the less a line falls, the less was forgotten"
-    if paper_numbers(run.scenario, run.method) is not None:
+    if paper_row_for(run) is not None:
         reading += "; the dashed line is where the mAP of the paper's model ends"
     matrix = (
         ""

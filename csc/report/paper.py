@@ -1,15 +1,17 @@
 """The paper's own numbers, to be printed next to ours and never mixed with them."""
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any
 
 import yaml
 
+from csc.artifacts import Run
+from csc.data.published import from_elsewhere
 from csc.report.columns import SUMMARY
 
-__all__ = ["PaperRow", "paper_numbers", "paper_rows"]
+__all__ = ["PaperRow", "incomparable", "paper_for", "paper_row_for", "paper_rows"]
 
 
 @dataclass(frozen=True)
@@ -53,16 +55,35 @@ def paper_rows(scenario: str, method: str) -> tuple[PaperRow, ...]:
     )
 
 
-def paper_numbers(scenario: str, method: str, buffer: str | None = None) -> dict[str, float] | None:
-    """Return the paper's numbers, or None where it has none or, without `buffer`, more than one row.
+def incomparable(held_out: bool, data_note: str) -> str:
+    """Why numbers may not stand next to the paper's; empty if they may.
 
-    >>> paper_numbers("voc-b0c4", "csc")
-    {'last_mAP': 85.1, 'avg_mAP': 90.4}
-    >>> paper_numbers("digits-b0c2", "csc") is None
-    True
+    Args:
+        held_out: whether they are of held-out training images.
+        data_note: in what the data are not the benchmark whose name they have, see `benchmark_note`.
     """
-    rows = [row for row in paper_rows(scenario, method) if buffer in (None, row.buffer)]
-    return dict(rows[0].numbers) if len(rows) == 1 else None
+    if held_out:
+        return "tested on held-out training images"
+    return data_note if from_elsewhere(data_note) else ""
+
+
+def paper_for(run: Run) -> tuple[PaperRow, ...]:
+    """The rows of the paper that may stand next to a run; a scenario's name alone is not enough.
+
+    Where the data are a part of the paper's benchmark, or are scaled down, the note of each row says so.
+    """
+    if incomparable(bool(run.held_out), run.data_note):
+        return ()
+    data = f"this run's data are {run.data_note}" if run.data_note else ""
+    return tuple(
+        replace(row, note="; ".join(filter(None, (row.note, data)))) for row in paper_rows(run.scenario, run.method)
+    )
+
+
+def paper_row_for(run: Run) -> PaperRow | None:
+    """The one row of the paper that may stand next to a run; none if there are several, one for each replay buffer."""
+    rows = paper_for(run)
+    return rows[0] if len(rows) == 1 else None
 
 
 @functools.cache

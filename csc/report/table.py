@@ -3,10 +3,11 @@
 import html
 import unicodedata
 from collections.abc import Sequence
+from textwrap import wrap
 
 from csc.artifacts import Metrics, Run, TaskResult
 from csc.report.columns import SUMMARY, titles
-from csc.report.paper import paper_rows
+from csc.report.paper import paper_for
 from csc.report.text import printable
 
 __all__ = [
@@ -47,6 +48,7 @@ def text_table(run: Run) -> str:
     compared_widths = [max(width_of(row[column]) for row in compared) for column in range(len(compared[0]))]
     ours_and_theirs = [aligned(row, compared_widths, left=1) for row in compared]
     about = [f" {name} {value}" for name, value in facts(run).items()]
+    wrapped = [wrap(f"* {note}", WIDTH, initial_indent=" ", subsequent_indent="   ") for note in notes(run)]
     rule = max(width_of(line) for line in [*tasks, *ours_and_theirs]) + 1
     thick, thin = "━" * rule, "─" * rule
     return "\n".join(
@@ -54,7 +56,7 @@ def text_table(run: Run) -> str:
             f" {printable(run.scenario)} · {printable(run.method)}",
             *[thick, tasks[0], thin, *tasks[1:-1], thin, tasks[-1], thick],
             *([ours_and_theirs[0], thin, *ours_and_theirs[1:], thick] if len(compared) > 2 else []),
-            *[f" * {note}" for note in notes(run)],
+            *(line for lines in wrapped for line in lines),
             about[0],  # the initialisation may be long
             " ·".join(about[1:]),
         ]
@@ -96,13 +98,13 @@ def comparison(run: Run) -> list[tuple[str, list[str]]]:
         A label and the cells for `SUMMARY` per row; `–` where there is no number.
     """
     rows = [("this run", run.summary)]
-    rows += [(f"{row.label} *" if row.note else row.label, row.numbers) for row in paper_rows(run.scenario, run.method)]
+    rows += [(f"{row.label} *" if row.note else row.label, row.numbers) for row in paper_for(run)]
     return [(label, [f"{numbers[n]:.1f}" if n in numbers else "–" for n in SUMMARY]) for label, numbers in rows]
 
 
 def notes(run: Run) -> list[str]:
     """Return what a reader must know of the paper's rows that `comparison` marks with a star."""
-    return sorted({row.note for row in paper_rows(run.scenario, run.method)} - {""})
+    return sorted({printable(row.note) for row in paper_for(run)} - {""})
 
 
 def facts(run: Run) -> dict[str, str]:

@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from csc.report.paper import incomparable
 from csc.report.table import shortened
 from csc.report.text import printable
 from csc.study.cells import Result
@@ -87,8 +88,15 @@ class Outcome:
         return found
 
     def reference(self, row: Row, scenario: str) -> Reference:
-        """The paper's numbers for a row; none for numbers that are not of the test images."""
-        return Reference({}) if self.held_out else row.reference(scenario)
+        """The paper's numbers for a row; none next to numbers of other images than the paper's."""
+        left_out = incomparable(bool(self.held_out), self._data_notes.get(scenario, ""))
+        return Reference({}) if left_out else row.reference(scenario)
+
+    @functools.cached_property
+    def _data_notes(self) -> dict[str, str]:
+        """In what the data of a scenario are not the benchmark whose name they have, where that is so."""
+        sources = {result.cell.scenario.name: result.cell.source for result in self.results}
+        return {scenario: source.note for scenario, source in sources.items() if source is not None and source.note}
 
     def table(self, scenario: str) -> list[Entry]:
         """The rows of a scenario's table, those without any number included."""
@@ -147,8 +155,7 @@ class Outcome:
         data = dict.fromkeys(f"{r.cell.scenario.dataset} {r.fact('data')[:12]}" for r in finished)
         lines = [f"seeds {', '.join(map(str, self.study.seeds))}" + (f" · data {', '.join(data)}" if data else "")]
         lines += self._tested()
-        sources = [result.cell.source for result in self.results if result.cell.source is not None]
-        lines += dict.fromkeys(source.note for source in sources if source.note)
+        lines += dict.fromkeys(self._data_note(scenario) for scenario in self._data_notes)
         if settings := self.study.common_settings():
             lines.append(f"settings {shortened(settings, _WIDE_ROOM)}")
         for name in ("initialisation", "code"):
@@ -160,6 +167,14 @@ class Outcome:
             else:
                 lines += [f"{name} differs: {value} ({_rows(those)})" for value, those in values.items()]
         return lines
+
+    def _data_note(self, scenario: str) -> str:
+        """In what the data are not the benchmark, and what that means for the paper's numbers."""
+        note = self._data_notes[scenario]
+        if self.compared(scenario):
+            return f"{note}; the paper's numbers are of the whole"
+        printed = any(row.reference(scenario).numbers for row in self.study.rows)
+        return f"{note}; the paper's numbers are left out" if printed else note
 
     def _tested(self) -> Iterator[str]:
         """The warning that a single run has, where cells are not tested on the test images."""

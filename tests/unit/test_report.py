@@ -1,3 +1,4 @@
+import html
 import json
 import re
 import subprocess
@@ -6,12 +7,14 @@ import xml.etree.ElementTree as ET
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from csc import metrics
 from csc.artifacts import Metrics, Run, TaskResult
 from csc.errors import BadData
 from csc.report import figures, page, paper, svg, table
 from csc.report.columns import SUMMARY
+from csc.report.findings import findings
 
 SVG = "{http://www.w3.org/2000/svg}"
 # fmt: off
@@ -56,8 +59,8 @@ def texts(svg):
     return ["".join(node.itertext()) for node in ET.fromstring(svg).iter(f"{SVG}text")]
 
 
-def cells(html, css):
-    rows = ET.fromstring(html).findall(f".//table[@class='{css}']//tr")
+def cells(content, css):
+    rows = ET.fromstring(content).findall(f".//table[@class='{css}']//tr")
     return [["".join(cell.itertext()) for cell in row] for row in rows]
 
 
@@ -117,23 +120,74 @@ def test_a_run_without_a_task_is_refused():
 
 
 def test_the_paper_is_looked_up_by_scenario_and_method():
-    assert paper.paper_numbers("voc-b0c4", "csc") == {"last_mAP": 85.1, "avg_mAP": 90.4}
-    assert paper.paper_numbers("coco-b0c10", "csc") == {
-        "last_mAP": 72.8,
-        "last_CF1": 64.9,
-        "last_OF1": 66.8,
-        "avg_mAP": 78.0,
-    }
-    assert paper.paper_numbers("voc-b0c4", "joint") == {"last_mAP": 93.6}
-    assert paper.paper_numbers("voc-b5c3", "krt-r") is None
-    assert paper.paper_numbers("digits-b0c2", "csc") is None
+    def numbers(scenario, method):
+        found = paper.paper_row_for(make_run(scenario, method))
+        return None if found is None else found.numbers
+
+    assert numbers("voc-b0c4", "csc") == {"last_mAP": 85.1, "avg_mAP": 90.4}
+    coco = {"last_mAP": 72.8, "last_CF1": 64.9, "last_OF1": 66.8, "avg_mAP": 78.0}
+    assert numbers("coco-b0c10", "csc") == coco
+    assert numbers("voc-b0c4", "joint") == {"last_mAP": 93.6}
+    assert numbers("voc-b5c3", "krt-r") is None
+    assert numbers("digits-b0c2", "csc") is None
 
 
 def test_a_replay_buffer_is_never_guessed():
-    assert paper.paper_numbers("coco-b0c10", "csc-r") is None
-    assert paper.paper_numbers("coco-b0c10", "csc-r", buffer="20/class")["last_mAP"] == 74.8
-    assert paper.paper_numbers("voc-b0c4", "csc-r")["last_mAP"] == 87.9
+    run = make_run("coco-b0c10", "csc-r")
+    assert paper.paper_row_for(run) is None
+    assert {row.buffer: row.numbers["last_mAP"] for row in paper.paper_for(run)}["20/class"] == 74.8
+    assert paper.paper_row_for(make_run("voc-b0c4", "csc-r")).numbers["last_mAP"] == 87.9
     assert "buffer 2/class" in paper.paper_rows("voc-b0c4", "csc-r")[0].label
+
+
+PLACES = {
+    "findings": lambda run: "\n".join(found.text for found in findings(run)),
+    "page": lambda run: html.unescape(page.render(run)),
+    "figure": lambda run: html.unescape(figures.curve(run)),
+    "text": lambda run: " ".join(table.text_table(run).split()),
+    "markdown": table.markdown_table,
+}
+shown_anywhere = pytest.mark.parametrize("shown", PLACES.values(), ids=PLACES)
+PART = "not VOC 2007 as published: train: 3,366 images (published: 5,011)"
+ELSEWHERE = "this 'voc' is made from 'voc2012', not from VOC 2007"
+
+
+@shown_anywhere
+@pytest.mark.parametrize("change", [{"held_out": 5}, {"data_note": ELSEWHERE}], ids=str)
+def test_the_paper_never_stands_next_to_numbers_of_other_images(shown, change):
+    assert "85.1" in shown(RUNS["voc-b0c4"])
+    told = shown(replace(RUNS["voc-b0c4"], **change))
+    assert "85.1" not in told
+    assert "90.4" not in told
+    assert "paper mAP" not in told
+    assert "TResNet-M" not in told
+
+
+@shown_anywhere
+def test_the_paper_stands_next_to_a_part_of_its_data_only_with_a_note(shown):
+    run = replace(RUNS["voc-b0c4"], data_note=PART)
+    assert "85.1" in shown(run)
+    assert f"this run's data are {PART}" in shown(run)
+    assert "this run's data" not in shown(RUNS["voc-b0c4"])
+
+
+def test_a_page_says_why_the_paper_is_left_out():
+    left_out = "The paper's numbers are left out: "
+    told = [
+        html.unescape(page.render(replace(RUNS["voc-b0c4"], **change)))
+        for change in ({"held_out": 5}, {"data_note": ELSEWHERE})
+    ]
+    assert f"{left_out}tested on held-out training images." in told[0]
+    assert f"{left_out}{ELSEWHERE}." in told[1]
+    assert left_out not in page.render(replace(RUNS["uneven"], held_out=5))
+
+
+def test_a_long_note_on_the_paper_is_wrapped():
+    note = f"{PART}; test: 3,337 images (published: 4,952)"
+    lines = table.text_table(replace(RUNS["voc-b0c4"], data_note=note)).splitlines()
+    first = next(index for index, line in enumerate(lines) if line.startswith(" * "))
+    assert all(len(line) <= 100 for line in lines[first : first + 2])
+    assert lines[first + 1].startswith("   ")
 
 
 def test_every_paper_row_has_known_keys_and_plausible_numbers():

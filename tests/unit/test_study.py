@@ -754,9 +754,24 @@ def test_held_out_images_are_never_shown_as_a_table_of_the_paper(form, server):
 def test_data_that_are_not_the_benchmark_are_named_next_to_the_paper(form, server):
     study = read_study("table2").narrowed(["voc-b0c4"], ["csc"], [0])
     part = {"voc": replace(SOURCES["voc"], note="not VOC 2007 as published: train: 6 images")}
-    assert "not VOC 2007 as published: train: 6 images" in told_in(
-        form, Outcome(study, tuple(results(cells(study, part))))
-    )
+    told = told_in(form, Outcome(study, tuple(results(cells(study, part)))))
+    assert "not VOC 2007 as published: train: 6 images; the paper's numbers are of the whole" in told
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_data_of_another_source_are_never_next_to_the_paper(form, server):
+    study = read_study("table2").narrowed(["voc-b0c4"], ["csc", "agcn"], [0])
+    note = "this 'voc' is made from 'voc2012', not from VOC 2007"
+    asked = cells(study, {"voc": replace(SOURCES["voc"], note=note)})
+    for cell in asked:
+        server.finish(cell, 86.0)
+    outcome = Outcome(study, tuple(results(asked)))
+    told = told_in(form, outcome)
+    assert f"{note}; the paper's numbers are left out" in told
+    assert "diff " not in told
+    assert "85.1" not in told
+    assert [claim.paper for claim in claims(outcome)] == [None]
+    assert {record["paper"] for record in csv.DictReader(io.StringIO(csv_lines(outcome)))} == {""}
 
 
 def test_rows_that_alone_are_held_out_are_named(written, server):
