@@ -128,6 +128,12 @@ def _tell(arguments: Namespace, studies: Sequence[Study], profile: Profile, work
         print(results_document(outcomes))
     else:
         write_results(Path(arguments.markdown), outcomes)
+        for outcome in outcomes:
+            if missing := len(outcome.missing):
+                count = f"{missing} of {len(outcome.results)} cells"
+                print(
+                    f"study '{outcome.study.name}': {count} are missing, and told as 'not run' in {arguments.markdown}"
+                )
     return 0
 
 

@@ -2,8 +2,10 @@
 
 import functools
 import json
+import re
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from csc.config import differences, resolve
@@ -12,6 +14,7 @@ from csc.config.tree import flatten
 from csc.errors import BadConfig
 from csc.methods import kind_of
 from csc.scenario import Scenario
+from csc.storage import sha256_file
 from csc.study.spec import Row, Study
 from csc.tracking.queries import ScenarioRun, curve, finished_runs
 from csc.version import code_version
@@ -61,8 +64,10 @@ class Cell:
         if self.config is None or self.source is None or run.tags.get("csc.data") != self.source.fingerprint:
             return False
         known = resolve(self.scenario.dataset, {"method": self.row.method}).flat() | run.params
-        wanted = {key: value for key, value in self.config.flat().items() if key not in EXECUTION_ONLY}
-        return all(str(known.get(key)) == str(value) for key, value in wanted.items())
+        wanted = {key: value for key, value in self.config.flat().items() if key not in (*EXECUTION_ONLY, "init")}
+        if any(str(known.get(key)) != str(value) for key, value in wanted.items()):
+            return False
+        return _same_weights(self.config.init, str(known["init"]), run.tags.get("csc.initialisation", ""))
 
     @property
     def views(self) -> int:
@@ -86,6 +91,26 @@ class Cell:
     def tasks(self) -> int:
         """How many tasks the run has."""
         return len(self.scenario.sizes(self.source.classes)) if self.source else 0
+
+
+def _same_weights(wanted: str, used: str, recorded: str) -> bool:
+    """Whether a run began with the weights that a cell wants, in whatever folder their file was.
+
+    Args:
+        wanted: the cell's setting `init`.
+        used: that of the run.
+        recorded: where the run says its weights came from: the file's name and the beginning of its digest.
+    """
+    file = re.match(r"file (.+), sha256 ([0-9a-f]+)", recorded)
+    if file is None or wanted in ("hub", "scratch"):
+        return wanted == used
+    path = Path(wanted).expanduser()
+    return file[1] == path.name and (not path.is_file() or _digest(path).startswith(file[2]))
+
+
+@functools.cache
+def _digest(path: Path) -> str:
+    return sha256_file(path)
 
 
 def cells(study: Study, sources: Mapping[str, DataSource]) -> list[Cell]:

@@ -116,6 +116,11 @@ class Outcome:
         return {column for entry in self.table(scenario) for column in entry.reference.numbers}
 
     @property
+    def missing(self) -> list[Result]:
+        """The cells without a result."""
+        return [result for result in self.results if result.missing]
+
+    @property
     def failed(self) -> list[Result]:
         """The cells that failed."""
         return [result for result in self.results if result.missing == "failed"]

@@ -24,7 +24,8 @@ def write_results(path: Path, outcomes: Sequence[Outcome]) -> None:
     """Put what came of each study between its own marks of a document; the rest of it stays as it is.
 
     Its tables stand between `<!-- results NAME: begin -->` and `end`, its claims between `<!-- claims NAME: begin -->`
-    and `end` if the document has such lines.
+    and `end` if the document has such lines. A study without any finished cell is refused: it would wipe out what is
+    there, most often because another store was meant.
     """
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     for outcome in outcomes:
@@ -32,6 +33,11 @@ def write_results(path: Path, outcomes: Sequence[Outcome]) -> None:
         text = _replaced(path, text, f"results {name}", markdown(outcome))
         if f"<!-- claims {name}: " in text:
             text = _replaced(path, text, f"claims {name}", _claims(outcome))
+        if len(outcome.missing) == len(outcome.results):
+            raise BadData(
+                f"study '{name}': none of its {len(outcome.results)} cells is finished in this tracking store, "
+                f"so {path} stays as it is; name another store with --workdir or MLFLOW_TRACKING_URI"
+            )
     write_bytes(path, text.encode())
 
 

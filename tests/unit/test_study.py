@@ -1,6 +1,7 @@
 """Studies: reading them, their cells, the numbers that come out, and every form of the table."""
 
 import csv
+import hashlib
 import html
 import io
 import re
@@ -15,6 +16,8 @@ import pytest
 import yaml
 from msgspec.structs import asdict
 
+from csc.cli import main
+from csc.cli import study as study_command
 from csc.config import resolve
 from csc.data.scores import Scores
 from csc.errors import BadConfig, BadData, BadScenario
@@ -44,6 +47,7 @@ ROOT = Path(__file__).parents[2]
 SOURCES = {
     "coco": DataSource("s3://b/coco", 80, "c" * 64),
     "voc": DataSource("/data/voc", 20, "v" * 64),
+    "voc8": DataSource("/data/voc8", 8, "e" * 64),  # its first classes
     "digits": DataSource("/data/digits", 10, "d" * 64),
 }
 MINE = {"title": "Mine", "scenarios": ["voc-b0c4"], "methods": ["csc", "lwf"]}
@@ -67,7 +71,8 @@ def written(tmp_path):
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_shipped_study_can_be_run_as_it_is(name):
     study = read_study(name)
-    assert {Scenario.parse(scenario).name for scenario in study.scenarios} <= {*PAPER_SCENARIOS, "digits-b0c2"}
+    known = {*PAPER_SCENARIOS, "digits-b0c2", "voc8-b0c4"}
+    assert {Scenario.parse(scenario).name for scenario in study.scenarios} <= known
     made = cells(study, SOURCES)
     assert len(made) == len(study.scenarios) * len(study.rows) * len(study.seeds)
     assert {cell.refused for cell in made} == {""}
@@ -246,7 +251,7 @@ def test_a_file_that_is_no_study_is_refused(written, content, message):
 
 
 def test_a_study_that_does_not_exist_is_refused_with_those_that_do():
-    with pytest.raises(BadConfig, match="study 'table7': no such file; give a YAML file or one of calibration, "):
+    with pytest.raises(BadConfig, match=r"study 'table7': no such file; give a YAML file or one of .*calibration, "):
         read_study("table7")
 
 
@@ -406,6 +411,28 @@ def test_runs_of_another_version_are_found_only_if_asked_for_and_after_those_of_
     assert results(cells(changed, SOURCES), any_code=True)[0].missing == "not run"
     server.finish(asked, 70.0)
     assert results([asked], any_code=True)[0].metrics["last_mAP"] == 70.0
+
+
+def test_weights_are_known_by_their_name_and_digest_not_by_their_folder(tmp_path, written, server):
+    here, elsewhere = tmp_path / "w.safetensors", "/elsewhere/w.safetensors"
+    here.write_bytes(b"weights")
+    digest = hashlib.sha256(b"weights").hexdigest()[:12]
+
+    def found(init, recorded):
+        server.runs.clear()
+        base = {**MINE, "seeds": [0], "methods": ["csc"]}
+        (made,) = cells(written({**base, "settings": {"init": elsewhere}}), SOURCES)
+        server.finish(made, 60.0, **{"csc.run_key": "of another version", "csc.initialisation": recorded})
+        return not results(cells(written({**base, "settings": {"init": init}}), SOURCES), any_code=True)[0].missing
+
+    assert found(str(here), f"file w.safetensors, sha256 {digest}")
+    assert found(str(here), f"file w.safetensors, sha256 {digest}, COCO LABELS LEAKED")
+    assert not found(str(here), "file w.safetensors, sha256 0123456789ab")
+    assert found("/not/here/w.safetensors", "file w.safetensors, sha256 0123456789ab")  # nothing to compare it with
+    assert not found("/not/here/v.safetensors", "file w.safetensors, sha256 0123456789ab")
+    assert found(elsewhere, "")
+    for other in ("hub", "scratch", str(here)):
+        assert not found(other, "")
 
 
 def test_who_did_the_work_is_no_difference(server):
@@ -816,6 +843,38 @@ def test_a_document_keeps_what_stands_around_the_results_of_a_study(two_rows, tm
         with pytest.raises(BadData, match="expected a document with the lines"):
             write_results(place, [outcome])
     assert path.read_text() == "no marks"
+
+
+def test_a_document_is_never_filled_with_nothing(two_rows, written, tmp_path):
+    outcome = two_rows((80.1, 80.3, 80.2), (70.2, 70.1, 70.4))
+    other = written({**MINE, "scenarios": ["voc-b4c2"]}, "other")
+    empty = Outcome(other, tuple(results(cells(other, SOURCES))))
+    marks = "".join(
+        f"<!-- results {name}: begin -->\nfilled\n<!-- results {name}: end -->\n" for name in ("mine", "other")
+    )
+    path = tmp_path / "RESULTS.md"
+    path.write_text(marks)
+    refusal = f"study 'other': none of its 6 cells is finished in this tracking store, so {path} stays as it is; "
+    with pytest.raises(BadData, match=re.escape(refusal)):
+        write_results(path, [outcome, empty])
+    assert path.read_text() == marks
+
+
+def test_a_line_says_how_many_cells_a_document_misses(written, server, tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setattr(study_command, "_sources_here", lambda *given, **options: SOURCES)
+    asked = cells(written({**MINE, "seeds": [0, 1]}), SOURCES)
+    path = tmp_path / "RESULTS.md"
+    path.write_text("<!-- results mine: begin -->\n<!-- results mine: end -->\n")
+    words = ["study", str(tmp_path / "mine.yaml"), "--markdown", str(path), "--workdir", str(tmp_path / "work")]
+    server.finish(asked[0], 70.0)
+    assert main(words) == 0
+    assert capsys.readouterr().out == f"study 'mine': 3 of 4 cells are missing, and told as 'not run' in {path}\n"
+    assert "| csc | 70.0 (n=1) |" in path.read_text()
+    for cell in asked[1:]:
+        server.finish(cell, 70.0)
+    assert main(words) == 0
+    assert capsys.readouterr().out == ""
 
 
 def test_claims_have_a_part_of_their_own_in_a_document_that_marks_one(two_rows, tmp_path):
