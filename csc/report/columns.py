@@ -2,7 +2,17 @@
 
 from collections.abc import Iterable
 
-__all__ = ["CALIBRATION", "COLUMNS", "COMPARED", "ECE_OLD_NEW", "EXPORTED", "SUMMARY", "TITLES", "titles"]
+__all__ = [
+    "AT_THRESHOLD",
+    "CALIBRATION",
+    "COLUMNS",
+    "COMPARED",
+    "ECE_OLD_NEW",
+    "EXPORTED",
+    "SUMMARY",
+    "TITLES",
+    "titles",
+]
 
 TITLES = {
     "last_mAP": "last mAP",
@@ -51,6 +61,7 @@ CALIBRATION = (
     *("AECE_old", "AECE_new", "AECE_old_T", "AECE_new_T"),
     *("temperature", "CF1_own", "OF1_own"),
 )
+AT_THRESHOLD = ("last_CF1", "last_OF1", "FPR", "CP", "CR", "OP", "OR", "CR-CP", "OR-OP")  # at the setting `threshold`
 EXPORTED = (*CALIBRATION, "ECE", "ECE_T", "AECE", "AECE_T")  # what files have of every study
 
 

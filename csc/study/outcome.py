@@ -5,6 +5,8 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from csc.config import preset_for
+from csc.report.columns import AT_THRESHOLD, TITLES
 from csc.report.paper import incomparable
 from csc.report.table import shortened
 from csc.report.text import printable
@@ -154,6 +156,31 @@ class Outcome:
         words += [] if len(seeds) == len(self.study.seeds) else [f"seed {', '.join(seeds)}"]
         return ", ".join(words)
 
+    def settings_remarks(self) -> list[str]:
+        """Settings that a reader would take for others: thresholds that rows do not share, a preset of other data."""
+        return [*self._thresholds(), *self._presets()]
+
+    def _thresholds(self) -> Iterator[str]:
+        """The rows of each threshold, where those of a scenario differ and a column depends on it."""
+        shown = [title for name, title in TITLES.items() if name in self.study.columns and name in AT_THRESHOLD]
+        lines: dict[str, list[str]] = {}
+        for scenario in self.study.scenarios if shown else ():
+            by_value: dict[float, list[Result]] = {}
+            for result in self.results:
+                if result.cell.config is not None and result.cell.scenario.name == scenario:
+                    by_value.setdefault(result.cell.config.threshold, []).append(result)
+            told = [f"{value:g} ({_rows(those, _WIDE_ROOM)})" for value, those in by_value.items()]
+            if len(told) > 1:
+                lines.setdefault(", ".join(told), []).append(scenario)
+        for told, scenarios in lines.items():
+            where = "" if len(scenarios) == len(self.study.scenarios) else f" on {', '.join(scenarios)}"
+            yield f"the threshold of {', '.join(shown)} differs{where}: {told}"
+
+    def _presets(self) -> Iterator[str]:
+        for dataset in dict.fromkeys(result.cell.scenario.dataset for result in self.results):
+            if (preset := preset_for(dataset)) != dataset:
+                yield f"data set '{dataset}' has no preset of its own: settings are those of '{preset}'"
+
     def facts(self) -> list[str]:
         """What the results stand on; where cells differ in it, which ones."""
         finished = [result for result in self.results if not result.missing]
@@ -188,8 +215,8 @@ class Outcome:
             yield f"NOT the test images: tested on 1 of {every} training images{whose}"
 
 
-def _rows(results: Iterable[Result]) -> str:
-    return shortened(list(dict.fromkeys(result.cell.row.name for result in results)), _ROOM)
+def _rows(results: Iterable[Result], room: int = _ROOM) -> str:
+    return shortened(list(dict.fromkeys(result.cell.row.name for result in results)), room)
 
 
 def shown(column: str, value: float) -> str:

@@ -144,6 +144,7 @@ def remarks(outcome: Outcome) -> list[str]:
         *(["± is the sample standard deviation over seeds; n is given where seeds are missing"] if several else []),
         *(f"* {note}" for note in outcome.notes()),
         *_calibration_remark(outcome),
+        *outcome.settings_remarks(),
         *outcome.gaps(),
         *explanation(claims(outcome), outcome.study.columns[0]),
         *outcome.facts(),

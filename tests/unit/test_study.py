@@ -755,6 +755,34 @@ def test_settings_for_all_rows_are_told_those_of_the_command_line_first(form, wr
     assert f"settings {expected}" in told
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_thresholds_that_rows_do_not_share_are_told_by_row(form, written, server):
+    rows = [{"label": "A", "method": "lwf"}, {"label": "B", "method": "ridge"}, {"label": "C", "method": "csc"}]
+    content = {"title": "T", "scenarios": ["voc-b0c4", "digits-b0c2"], "rows": rows}
+
+    def told(**changes):
+        study = written(content | changes)
+        return told_in(form, Outcome(study, tuple(results(cells(study, SOURCES)))))
+
+    alike = {**rows[1], "by_scenario": {"digits-b0c2": {"threshold": 0.8}}}
+    assert "the threshold of last CF1, last OF1 differs: 0.8 (A, C), 0.3 (B)" in told()
+    some = told(rows=[rows[0], alike], columns=["last_mAP", "OP"])
+    assert "the threshold of OP differs on voc-b0c4: 0.8 (A), 0.3 (B)" in some
+    assert "the threshold of" not in told(columns=["last_mAP", "CF1_own"])
+    assert "the threshold of" not in told(rows=rows[::2])
+    assert "the threshold of" not in told(settings={"threshold": 0.4})
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_data_set_without_a_preset_says_whose_settings_it_has(form, server):
+    source = DataSource("/data/pets", 6, "p" * 64)
+    study = read_study("own-data").narrowed(["pets-b0c2"])
+    pets = told_in(form, Outcome(study, tuple(results(cells(study, {"pets": source})))))
+    assert "data set 'pets' has no preset of its own: settings are those of 'coco'" in pets
+    study = study.narrowed(["voc-b0c4"])
+    assert "preset" not in told_in(form, Outcome(study, tuple(results(cells(study, SOURCES)))))
+
+
 def test_a_long_list_of_settings_is_cut(written, server):
     study = written({**MINE, "settings": {"train.epochs": 8}}).narrowed(overrides={"init": "x" * 300})
     told = Outcome(study, tuple(results(cells(study, SOURCES)))).facts()
