@@ -1,7 +1,7 @@
 """ingest: make sure that the data set is there, and say exactly which one it is."""
 
 from csc.artifacts import DatasetFacts, Origin
-from csc.config import preset_for, resolve
+from csc.config import preset_for
 from csc.data.dataset import Dataset
 from csc.data.published import benchmark_note
 from csc.errors import BadData
@@ -35,20 +35,21 @@ def ingest(scenario: str, data: str) -> Origin:
     if not wanted.added:
         print(wanted.announcement(len(dataset.classes)))
     print(f"data: {counts} images · fingerprint {dataset.fingerprint[:12]}")
-    for line in _notes(dataset):
+    for line in _notes(dataset, extends=bool(wanted.added)):
         print(f"note: {line}")
     return Origin(absolute(data), dataset.fingerprint, code_version(), tracking)
 
 
-def _notes(dataset: Dataset) -> list[str]:
-    """What a reader of the results must know: other data than the benchmark's, settings of another data set."""
+def _notes(dataset: Dataset, *, extends: bool) -> list[str]:
+    """What a reader of the results must know: other data than the benchmark's, settings of another data set.
+
+    A model that is extended brings its own settings. No value is named: what the run sets itself is not known here.
+    """
     notes = [note] if (note := benchmark_note(dataset)) else []
     preset = preset_for(dataset.name)
-    if preset != dataset.name:
-        beta = resolve(dataset.name).flat()["max_entropy.beta"]
+    if preset != dataset.name and not extends:
         notes.append(
-            f"no preset is named '{dataset.name}': settings are those of '{preset}', for instance "
-            f"max_entropy.beta={beta}; choose your own with held_out=5"
+            f"no preset is named '{dataset.name}': settings are those of '{preset}'; choose your own with held_out=5"
         )
     return notes
 

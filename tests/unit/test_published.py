@@ -44,5 +44,10 @@ def test_a_run_says_whose_settings_it_takes(tmp_path: Path, capsys: pytest.Captu
     ingest_coco(make_coco(tmp_path / "raw"), tmp_path / "set", "pets")
     ingest("pets-b0c2", str(tmp_path / "set"))
     (note,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("note: "))
-    assert note.startswith("note: no preset is named 'pets': settings are those of 'coco'")
-    assert "max_entropy.beta=0.004" in note
+    assert note == "note: no preset is named 'pets': settings are those of 'coco'; choose your own with held_out=5"
+
+
+def test_an_extended_model_has_its_own_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    ingest_coco(make_coco(tmp_path / "raw"), tmp_path / "set", "pets")
+    ingest("voc-b0c4+3", str(tmp_path / "set"))
+    assert "note: " not in capsys.readouterr().out
