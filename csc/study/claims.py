@@ -3,7 +3,7 @@
 import functools
 import hashlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +15,7 @@ from csc.study.intervals import Draws, Interval, difference, resampled_map
 from csc.study.outcome import Entry, Outcome, shown
 from csc.tracking.files import SCORES, fetch_files
 
-__all__ = ["Claim", "Resampled", "claims", "compared", "explanation", "interval_text", "resampled", "signed"]
+__all__ = ["Claim", "Resampled", "claims", "compared", "explanation", "interval_text", "resampled", "signed", "tally"]
 
 _RESAMPLED = "last_mAP"  # the column that is computed again on resampled images
 
@@ -120,15 +120,21 @@ def interval_text(column: str, interval: Interval) -> str:
     return " to ".join(signed(column, end) for end in ends) or "–"
 
 
+def tally(found: Sequence[Claim]) -> dict[str, str]:
+    """How many claims have each verdict, in words, by the verdict; what no claim has is left out."""
+    words = {"holds": "hold", "level": "level", "open": "open", "does not hold": "do not hold"}
+    counts = {verdict: sum(claim.verdict == verdict for claim in found) for verdict in words}
+    return {verdict: f"{count} {words[verdict]}" for verdict, count in counts.items() if count}
+
+
 def explanation(found: list[Claim], column: str) -> list[str]:
     """What the verdicts mean, and how many there are of each."""
     if not found:
         return []
-    words = {"holds": "hold", "level": "level", "does not hold": "do not hold", "open": "open"}
-    counts = {word: sum(claim.verdict == verdict for claim in found) for verdict, word in words.items()}
-    tally = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+    counts = tally(found)
+    said = f"claims by {TITLES[column]}: {', '.join(counts.values())}"
     return [
-        f"claims by {TITLES[column]}: {tally}; one holds if its whole interval is above zero, level if zero is in it",
+        f"{said}; one holds if its whole interval is above zero, level if zero is in it",
         "intervals are paired over seeds, and over test images by bootstrap where their scores are kept",
-        *(["open: one seed says nothing of how the methods do with others"] if counts["open"] else []),
+        *(["open: one seed says nothing of how the methods do with others"] if "open" in counts else []),
     ]

@@ -14,7 +14,7 @@ from csc.study.claims import Claim, claims, explanation, interval_text, signed
 from csc.study.outcome import Entry, Outcome
 from csc.study.spec import Row
 
-__all__ = ["Table", "as_text", "csv_lines", "latex", "markdown", "markdown_lines", "remarks", "tables", "text"]
+__all__ = ["Table", "as_text", "csv_lines", "latex", "markdown", "markdown_lines", "piped", "remarks", "tables", "text"]
 
 _CALIBRATION_NOTE = (
     "ECE and AECE (adaptive) in percent; /T: logits divided by the model's temperature T; own: at the model's "
@@ -186,9 +186,14 @@ def markdown(outcome: Outcome) -> str:
 
 def markdown_lines(table: Table) -> list[str]:
     """The lines of one table."""
-    rule = [":--"] * table.left + ["--:"] * (len(table.head) - table.left)
-    head, *rows = [[escape_markdown(cell) for cell in row] for row in (table.head, *table.rows)]
-    return ["| " + " | ".join(row) + " |" for row in (head, rule, *rows)]
+    return piped([[escape_markdown(cell) for cell in row] for row in (table.head, *table.rows)], table.left)
+
+
+def piped(rows: Sequence[Sequence[str]], left: int) -> list[str]:
+    """The lines of a table whose cells are Markdown already, the head first."""
+    head, *body = rows
+    rule = [":--"] * left + ["--:"] * (len(head) - left)
+    return ["| " + " | ".join(row) + " |" for row in (head, rule, *body)]
 
 
 def latex(outcome: Outcome) -> str:

@@ -8,11 +8,13 @@ from csc.errors import BadData
 from csc.report.columns import TITLES
 from csc.report.table import escape_markdown
 from csc.storage import write_bytes
-from csc.study.claims import Claim, claims, interval_text, signed
+from csc.study.claims import Claim, claims, signed, tally
 from csc.study.outcome import Outcome
-from csc.study.render import Table, markdown, markdown_lines
+from csc.study.render import markdown, piped
 
 __all__ = ["results_document", "write_results"]
+
+_VERDICTS = ("holds", "level", "open", "does not hold")  # the worst last
 
 
 def results_document(outcomes: Sequence[Outcome]) -> str:
@@ -52,19 +54,33 @@ def _replaced(path: Path, text: str, part: str, content: str) -> str:
 
 
 def _claims(outcome: Outcome) -> str:
-    """A row for each claim of a study, a column for each scenario."""
+    """A row for each claim of a study, a column for each scenario; rows with the same worst verdict stand together."""
     found, column = claims(outcome), outcome.study.columns[0]
     title = f"**{escape_markdown(outcome.title)}**, by {TITLES[column]}"
     if not found:
         return f"{title}: nothing to compare yet.\n"
     scenarios = list(dict.fromkeys(claim.scenario for claim in found))
-    cells = {(claim.higher, claim.lower, claim.scenario): _cell(claim, column) for claim in found}
-    pairs = dict.fromkeys((claim.higher, claim.lower) for claim in found)
-    rows = [[f"{high} > {low}", *(cells.get((high, low, name), "–") for name in scenarios)] for high, low in pairs]
-    words = [claim.verdict for claim in found]
-    counts = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
-    return "\n".join([f"{title}: {counts}.", "", *markdown_lines(Table("", "", ["", *scenarios], rows, 1, [])), ""])
+    by_pair: dict[tuple[str, str], dict[str, Claim]] = {}
+    for claim in found:
+        by_pair.setdefault((claim.higher, claim.lower), {})[claim.scenario] = claim
+    ranked = sorted(by_pair.items(), key=lambda pair: max(_VERDICTS.index(one.verdict) for one in pair[1].values()))
+    rows = [
+        [escape_markdown(f"{high} > {low}"), *(_cell(of[name], column) if name in of else "–" for name in scenarios)]
+        for (high, low), of in ranked
+    ]
+    counts = ", ".join(_marked(verdict, text) for verdict, text in tally(found).items())
+    return "\n".join([f"{title}: {counts}.", "", *piped([["", *map(escape_markdown, scenarios)], *rows], 1), ""])
 
 
 def _cell(claim: Claim, column: str) -> str:
-    return f"{claim.verdict}, {signed(column, claim.interval.mean)} ({interval_text(column, claim.interval)})"
+    """Verdict, difference and, in brackets, its interval and the difference in the paper."""
+    ends = [end for end in (claim.interval.low, claim.interval.high) if end is not None]
+    inside = ["…".join(signed(column, end).removeprefix("+") for end in ends)] if ends else []
+    inside += [f"paper {signed(column, claim.paper)}"] if claim.paper is not None else []
+    known = f"{claim.verdict} {signed(column, claim.interval.mean)}" + (f" ({'; '.join(inside)})" if inside else "")
+    return _marked(claim.verdict, known)
+
+
+def _marked(verdict: str, text: str) -> str:
+    """Bold for what does not hold, which is what a reader looks for."""
+    return f"**{text}**" if verdict == _VERDICTS[-1] else text

@@ -850,10 +850,28 @@ def test_a_document_has_the_claims_of_all_studies_before_their_tables(two_rows, 
     sure = two_rows((80.1, 80.3, 80.2), (70.2, 70.1, 70.4))
     empty = Outcome(read_study("figure3"), ())
     document = results_document([sure, empty])
-    assert "**Mine**, by last mAP: 1 holds." in document
-    assert re.search(r"\| csc &gt; lwf \| holds, \+10\.0 \(\+9\.\d to \+10\.\d\) \|", document)
+    assert "**Mine**, by last mAP: 1 hold." in document
+    assert re.search(r"\| csc &gt; lwf \| holds \+10\.0 \(9\.\d…10\.\d\) \|", document)
     assert "max-entropy**, by H: nothing to compare yet." in document
     assert document.index("nothing to compare yet") < document.index("# Mine")
+
+
+def test_the_summary_of_claims_is_grouped_by_verdict_with_the_papers_differences(written, server):
+    rows = [{"label": label, "method": "lwf", "settings": {"train.epochs": n}} for n, label in enumerate("ABCD", 1)]
+    rows[0]["paper"] = {"voc-b0c4": {"last_mAP": 90.0}}
+    rows[1]["paper"] = {"voc-b0c4": {"last_mAP": 84.3}}
+    scenarios, order = ["voc-b0c4", "voc-b4c2"], [["D", "A"], ["A", "B"], ["C", "B"]]
+    study = written({"title": "T", "scenarios": scenarios, "seeds": [0, 1], "rows": rows, "order": order})
+    last = {"A": (80.1, 80.3), "B": (70.2, 70.3), "C": (70.1, 70.5), "D": (60.1, 60.2)}
+    for cell in (asked := cells(study, SOURCES)):
+        if cell.scenario.name == "voc-b0c4":
+            server.finish(cell, last[cell.row.label][cell.seed])
+    head, _, _, _, *found = results_document([Outcome(study, tuple(results(asked)))]).splitlines()[2:9]
+    assert head == "**T**, by last mAP: 1 hold, 1 level, **1 do not hold**."
+    assert [line.split(" | ")[0] for line in found] == ["| A &gt; B", "| C &gt; B", "| D &gt; A"]
+    assert re.fullmatch(r"\| A &gt; B \| holds \+9\.9 \(9\.\d…10\.\d; paper \+5\.7\) \|", found[0])
+    assert re.fullmatch(r"\| C &gt; B \| level 0\.0 \(−1\.\d…1\.\d\) \|", found[1])
+    assert re.fullmatch(r"\| D &gt; A \| \*\*does not hold −20\.0 \(−20\.\d…−19\.\d\)\*\* \|", found[2])
 
 
 def test_a_document_keeps_what_stands_around_the_results_of_a_study(two_rows, tmp_path):
