@@ -12,8 +12,6 @@ from kfp import dsl
 from csc.components.build_dataset.component import build_dataset
 from csc.components.evaluate.component import evaluate
 from csc.components.extend.component import extend
-from csc.components.finish.component import finish
-from csc.components.ingest.component import ingest
 from csc.components.log_old_classes.component import log_old_classes
 from csc.components.report.component import report
 from csc.components.train.component import train
@@ -23,7 +21,7 @@ from csc.config.schema import Config
 from csc.pipelines.package import write_package
 from csc.pipelines.pods import apply
 from csc.pipelines.profile import Profile
-from csc.pipelines.scenario import LOCAL, Learned, Results, learn_split, pipeline_name
+from csc.pipelines.scenario import LOCAL, Learned, TaskInputs, learn_split, open_data, pipeline_of
 from csc.scenario import Scenario
 
 __all__ = ["compile_extension"]
@@ -61,7 +59,7 @@ def compile_extension(
         out: file to write.
         tests_old: whether the old classes are judged too, with the data set of the argument `test`.
         profile: of the machine or cluster where it will run.
-        on_cluster: as for `csc.pipelines.scenario.build_pipeline`.
+        on_cluster: as for `csc.pipelines.scenario.pipeline_of`.
     """
     trainer = train_on_nodes if config.train.nodes > 1 else train
     default, name = differences(scenario.dataset, config), scenario.name
@@ -77,7 +75,7 @@ def compile_extension(
         split: dsl.Input[dsl.Artifact],
         prior: dsl.Input[dsl.Model],
     ) -> Learned:
-        made = learn_split(profile, trainer, origin, config, checkpoints, "", gpus, split, prior=prior)
+        made = learn_split(profile, trainer, TaskInputs(origin, config, checkpoints, "", gpus), split, prior=prior)
         if tests_old:
             views = apply(profile, build_dataset(origin=old, config=config, split=split))
             test_view = views.outputs["test_view"]
@@ -85,19 +83,14 @@ def compile_extension(
             apply(profile, log_old_classes(registered=made["registered"], metrics=judged.outputs["metrics"]))
         return Learned(made["registered"])
 
-    def steps(data: str, model: str, test: str, config: str, checkpoints: str, gpus: str) -> dsl.PipelineTask:
-        """Wire all steps and return the last one."""
-
-        def opened(uri: str) -> str:
-            step = apply(profile, ingest(scenario=name, data=uri)).set_caching_options(False)
-            origin: str = step.outputs["origin"]
-            return origin
-
-        origin = opened(data)
+    def steps(
+        data: str, model: str, test: str = "", config: str = default, checkpoints: str = "", gpus: str = "1"
+    ) -> dsl.PipelineTask:
+        origin = open_data(profile, name, data)
         start = apply(profile, extend(origin=origin, scenario=name, model=model))
         learned = extension_task(
             origin=origin,
-            old=opened(test) if tests_old else "",
+            old=open_data(profile, name, test) if tests_old else "",
             config=config,
             checkpoints=checkpoints,
             gpus=gpus,
@@ -107,23 +100,7 @@ def compile_extension(
         ).set_display_name(f"task-{task:02d}")
         return apply(profile, report(registered=learned.output))
 
-    def extension(
-        data: str, model: str, test: str = "", config: str = default, checkpoints: str = "", gpus: str = "1"
-    ) -> Results:
-        results = steps(data, model, test, config, checkpoints, gpus)
-        return Results(results.outputs["text"], results.outputs["page"])
-
-    def extension_on_cluster(
-        data: str, model: str, test: str = "", config: str = default, checkpoints: str = "", gpus: str = "1"
-    ) -> None:
-        closing = apply(profile, finish(scenario=name, data=data, config=config, extended=extended))
-        closing.set_caching_options(False)
-        with dsl.ExitHandler(closing, name=name):
-            steps(data, model, test, config, checkpoints, gpus)
-
-    chosen = extension_on_cluster if on_cluster else extension
-    chosen.__doc__ = ARGUMENTS
-    pipeline = dsl.pipeline(name=pipeline_name(scenario), description=f"{name}: task {task} on a registered model")(
-        chosen
-    )
+    steps.__doc__ = ARGUMENTS
+    description = f"{name}: task {task} on a registered model"
+    pipeline = pipeline_of(steps, profile, scenario, description, on_cluster, extended=extended)
     write_package(pipeline, out, on_cluster=on_cluster)

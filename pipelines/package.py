@@ -25,7 +25,7 @@ from kfp.dsl.base_component import BaseComponent
 from csc.errors import BadScenario
 from csc.storage import atomic_file
 
-__all__ = ["STEPS", "STEPS_LIMIT", "check_steps", "compact", "write_package"]
+__all__ = ["STEPS", "STEPS_LIMIT", "check_steps", "compact", "steps_of", "write_package"]
 
 # Argo keeps a workflow and the state of all its steps in one object of at most 1 MiB. tests/kubeflow/argo.py computes
 # its size from a compiled file, in agreement with what was measured on Kubeflow Pipelines 2.17: a step takes about
@@ -33,6 +33,11 @@ __all__ = ["STEPS", "STEPS_LIMIT", "check_steps", "compact", "write_package"]
 # thirds of the object, which leaves room for steps that are tried again; at the limit one scenario fills four fifths.
 STEPS = 110
 STEPS_LIMIT = 140
+
+
+def steps_of(tasks: int, others: int) -> int:
+    """How many steps a run has: five in each task, and others before and after all tasks."""
+    return 5 * tasks + others
 
 
 def check_steps(scenario: str, steps: int) -> None:

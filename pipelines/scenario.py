@@ -6,8 +6,9 @@ arguments; scenario, tasks and profile are fixed by compiling. A window of later
 before it, looked up in the registry.
 """
 
+import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +33,18 @@ from csc.pipelines.profile import Profile, run_defaults
 from csc.pipelines.window import Window
 from csc.scenario import Scenario
 
-__all__ = ["LOCAL", "Learned", "Results", "build_pipeline", "compile_pipeline", "learn_split", "pipeline_name"]
+__all__ = [
+    "LOCAL",
+    "Learned",
+    "Results",
+    "TaskInputs",
+    "build_pipeline",
+    "compile_pipeline",
+    "learn_split",
+    "open_data",
+    "pipeline_name",
+    "pipeline_of",
+]
 
 LOCAL = Profile()
 
@@ -45,6 +57,16 @@ Args:
     checkpoints: Folder on a volume that outlives the steps, for resuming a training that died; empty for none.
     gpus: GPUs of a train or evaluate step.
 """
+
+
+class TaskInputs(NamedTuple):
+    """What the steps of every task are given, each a parameter of its sub-pipeline."""
+
+    origin: str
+    config: str
+    checkpoints: str
+    features: str
+    gpus: str
 
 
 class Learned(NamedTuple):
@@ -60,69 +82,56 @@ class Results(NamedTuple):
     page: dsl.HTML
 
 
-def _task_steps(
-    profile: Profile,
-    train: BaseComponent,
-    origin: str,
-    scenario: str,
-    config: str,
-    checkpoints: str,
-    features: str,
-    gpus: str,
-    task: int,
-    tasks: int,
-    **prior: dsl.Model,
-) -> dsl.Model:
-    """Wire the five steps of a task; return its registered model. The base task has no `prior`."""
-    step = apply(profile, split_labels(origin=origin, scenario=scenario, task=task, tasks=tasks))
-    split = step.outputs["split"]
-    return learn_split(profile, train, origin, config, checkpoints, features, gpus, split, **prior)["registered"]
+def open_data(profile: Profile, scenario: str, data: str) -> str:
+    """Wire the step that opens a data set; return its origin.
+
+    It always looks at the data itself; what follows is cached by what it finds.
+    """
+    origin: str = apply(profile, ingest(scenario=scenario, data=data)).set_caching_options(False).outputs["origin"]
+    return origin
 
 
 def learn_split(
-    profile: Profile,
-    train: BaseComponent,
-    origin: str,
-    config: str,
-    checkpoints: str,
-    features: str,
-    gpus: str,
-    split: dsl.Artifact,
-    **prior: dsl.Model,
+    profile: Profile, train: BaseComponent, given: TaskInputs, split: dsl.Artifact, **prior: dsl.Model
 ) -> dict[str, Any]:
-    """Wire the steps of a task after its split; return the model folder and the registered model."""
-    views = build_dataset(origin=origin, config=config, split=split)
+    """Wire the steps of a task after its split; return the model folder and the registered model.
+
+    The base task has no `prior`.
+    """
+    views = build_dataset(origin=given.origin, config=given.config, split=split)
+    train_view, test_view = views.outputs["train_view"], views.outputs["test_view"]
     trained = train(
-        config=config,
-        checkpoints=checkpoints,
-        features=features,
+        config=given.config,
+        checkpoints=given.checkpoints,
+        features=given.features,
         split=split,
-        train_view=views.outputs["train_view"],
+        train_view=train_view,
         **prior,
     )
-    scored = evaluate(features=features, model=trained.outputs["model"], test_view=views.outputs["test_view"], **prior)
-    registered = register(
-        model=trained.outputs["model"],
-        metrics=scored.outputs["metrics"],
-        test_view=views.outputs["test_view"],
-        scores=scored.outputs["scores"],
-        **prior,
-    )
+    model = trained.outputs["model"]
+    scored = evaluate(features=given.features, model=model, test_view=test_view, **prior)
+    metrics, scores = scored.outputs["metrics"], scored.outputs["scores"]
+    registered = register(model=model, metrics=metrics, test_view=test_view, scores=scores, **prior)
     for step in (views, registered):
         apply(profile, step)
     for step in (trained, scored):
-        apply(profile, step, gpus)
-    return {"model": trained.outputs["model"], "registered": registered.outputs["registered"]}
+        apply(profile, step, given.gpus)
+    return {"model": model, "registered": registered.outputs["registered"]}
 
 
 def _tasks_with(train: BaseComponent, profile: Profile) -> tuple[BaseComponent, BaseComponent]:
     """The sub-pipelines of a first and of a later task, whose models the given component trains."""
 
+    def learned(given: TaskInputs, scenario: str, task: int, tasks: int, **prior: dsl.Model) -> Learned:
+        step = split_labels(origin=given.origin, scenario=scenario, task=task, tasks=tasks)
+        split = apply(profile, step).outputs["split"]
+        return Learned(learn_split(profile, train, given, split, **prior)["registered"])
+
     @dsl.pipeline(name="base-task", description="The first task of a scenario.")
     def base_task(
         origin: str, scenario: str, config: str, checkpoints: str, features: str, gpus: str, task: int, tasks: int
     ) -> Learned:
-        return Learned(_task_steps(profile, train, origin, scenario, config, checkpoints, features, gpus, task, tasks))
+        return learned(TaskInputs(origin, config, checkpoints, features, gpus), scenario, task, tasks)
 
     @dsl.pipeline(name="incremental-task", description="A later task, which starts from the registered model before.")
     def incremental_task(
@@ -136,8 +145,7 @@ def _tasks_with(train: BaseComponent, profile: Profile) -> tuple[BaseComponent, 
         tasks: int,
         prior: dsl.Input[dsl.Model],
     ) -> Learned:
-        steps = profile, train, origin, scenario, config, checkpoints, features, gpus, task, tasks
-        return Learned(_task_steps(*steps, prior=prior))
+        return learned(TaskInputs(origin, config, checkpoints, features, gpus), scenario, task, tasks, prior=prior)
 
     return base_task, incremental_task
 
@@ -145,6 +153,45 @@ def _tasks_with(train: BaseComponent, profile: Profile) -> tuple[BaseComponent, 
 def pipeline_name(scenario: Scenario) -> str:
     """Stable per scenario: the cluster's cache is kept under this name."""
     return re.sub(r"[._+]", "-", f"csc-{scenario.name}")
+
+
+def pipeline_of(
+    steps: Callable[..., dsl.PipelineTask],
+    profile: Profile,
+    scenario: Scenario,
+    description: str,
+    on_cluster: bool,
+    **extended: str,
+) -> BaseComponent:
+    """Make the pipeline of a run.
+
+    Args:
+        steps: wires all steps and returns the last, the report. Its parameters, `data` and `config` among them, and
+            its docstring become those of the pipeline.
+        profile: of the machine or cluster where it will run.
+        scenario: which names it.
+        description: for the pages of a cluster.
+        on_cluster: whether an exit handler closes the MLflow runs of a run that failed. A pipeline with one has no
+            outputs, by a rule of kfp; one without returns its table and page, and whoever calls it does the closing.
+        extended: for the exit handler, the fingerprint of the model that the run extends.
+    """
+    signature = inspect.signature(steps)
+
+    def run(*given: Any) -> Results | None:
+        if not on_cluster:
+            results = steps(*given)
+            return Results(results.outputs["text"], results.outputs["page"])
+        named = signature.bind(*given).arguments
+        closing = finish(scenario=scenario.name, data=named["data"], config=named["config"], **extended)
+        with dsl.ExitHandler(apply(profile, closing).set_caching_options(False), name=scenario.name):
+            steps(*given)
+        return None
+
+    run.__doc__ = steps.__doc__
+    # kfp reads the arguments of a pipeline and its outputs from here.
+    run.__signature__ = signature.replace(return_annotation=None if on_cluster else Results)  # type: ignore[attr-defined]
+    made: BaseComponent = dsl.pipeline(name=pipeline_name(scenario), description=description)(run)
+    return made
 
 
 def build_pipeline(
@@ -164,21 +211,15 @@ def build_pipeline(
             pipeline gets an embed step, with `train.nodes` above 1 its tasks are trained by the Kubeflow Trainer.
         profile: of the machine or cluster where it will run.
         window: the tasks that it has; all of them if not given.
-        on_cluster: whether an exit handler closes the MLflow runs of a run that failed. A pipeline with one has no
-            outputs, by a rule of kfp; one without returns its table and page, and whoever calls it does the closing.
+        on_cluster: see `pipeline_of`.
     """
     window = window or Window.parse(None, scenario, classes)
     resolved = resolve(scenario.dataset, settings)
     default = differences(scenario.dataset, resolved)
     base_task, incremental_task = _tasks_with(train_on_nodes if resolved.train.nodes > 1 else train, profile)
 
-    def steps(data: str, config: str, checkpoints: str, gpus: str) -> dsl.PipelineTask:
-        """Wire all steps and return the last one."""
-        opened = ingest(scenario=scenario.name, data=data)
-        # Always looks at the data itself; what follows is cached by what it finds.
-        apply(profile, opened).set_caching_options(False)
-        origin = opened.outputs["origin"]
-        known = {"origin": origin, "scenario": scenario.name, "config": config}
+    def steps(data: str, config: str = default, checkpoints: str = "", gpus: str = "1") -> dsl.PipelineTask:
+        known = {"origin": open_data(profile, scenario.name, data), "scenario": scenario.name, "config": config}
         features: Any = ""
         if resolved.features.views:
             maps = apply(profile, embed(**known), gpus=1)  # one process makes them, on one GPU
@@ -197,21 +238,8 @@ def build_pipeline(
             last = step.set_display_name(f"task-{task:02d}")
         return apply(profile, report(registered=last.output))
 
-    named = dsl.pipeline(name=pipeline_name(scenario), description=scenario.announcement(classes))
-
-    def scenario_pipeline(data: str, config: str = default, checkpoints: str = "", gpus: str = "1") -> Results:
-        results = steps(data, config, checkpoints, gpus)
-        return Results(results.outputs["text"], results.outputs["page"])
-
-    def scenario_pipeline_on_cluster(data: str, config: str = default, checkpoints: str = "", gpus: str = "1") -> None:
-        closing = apply(profile, finish(scenario=scenario.name, data=data, config=config))
-        closing.set_caching_options(False)
-        with dsl.ExitHandler(closing, name=scenario.name):
-            steps(data, config, checkpoints, gpus)
-
-    chosen = scenario_pipeline_on_cluster if on_cluster else scenario_pipeline
-    chosen.__doc__ = ARGUMENTS
-    return named(chosen)
+    steps.__doc__ = ARGUMENTS
+    return pipeline_of(steps, profile, scenario, scenario.announcement(classes), on_cluster)
 
 
 def compile_pipeline(

@@ -16,12 +16,11 @@ from kfp.dsl.base_component import BaseComponent
 
 from csc.components.collect.component import collect
 from csc.components.embed.component import embed
-from csc.components.ingest.component import ingest
 from csc.config.schema import Config
-from csc.pipelines.package import STEPS, check_steps, write_package
+from csc.pipelines.package import STEPS, check_steps, steps_of, write_package
 from csc.pipelines.pods import apply
 from csc.pipelines.profile import Profile
-from csc.pipelines.scenario import LOCAL, build_pipeline
+from csc.pipelines.scenario import LOCAL, build_pipeline, open_data
 from csc.scenario import Scenario
 from csc.steps.collect import order_for
 from csc.study.cells import Cell, DataSource
@@ -69,7 +68,7 @@ def parts(cells: Iterable[Cell], most: int = STEPS) -> list[list[Cell]]:
     cut: list[list[Cell]] = [[]]
     steps = 0
     for cell in sorted((cell for turn in loops(cells) for cell in turn.runs), key=lambda cell: cell.seed):
-        own = _steps(cell)
+        own = steps_of(cell.tasks, others=5 if cell.maps else 2)  # maps are made before the run, by two steps
         check_steps(cell.scenario.name, own)
         if cut[-1] and steps + own > most:
             cut.append([])
@@ -77,11 +76,6 @@ def parts(cells: Iterable[Cell], most: int = STEPS) -> list[list[Cell]]:
         cut[-1].append(cell)
         steps += own
     return cut
-
-
-def _steps(cell: Cell) -> int:
-    """Of a run, with those that make its maps before it."""
-    return 5 * cell.tasks + (5 if cell.maps else 2)
 
 
 def study_name(study: Study) -> str:
@@ -132,9 +126,8 @@ def _maps_made(turns: Sequence[Loop], profile: Profile) -> dict[tuple[Any, ...],
         wanted[cell.maps] = max(wanted.get(cell.maps, cell), cell, key=lambda cell: cell.views)
     made = {}
     for key, cell in wanted.items():
-        opened = apply(profile, ingest(scenario=cell.scenario.name, data=uris[cell.scenario.dataset]))
-        opened.set_caching_options(False)
-        step = embed(origin=opened.outputs["origin"], scenario=cell.scenario.name, config=cell.settings)
+        origin = open_data(profile, cell.scenario.name, uris[cell.scenario.dataset])
+        step = embed(origin=origin, scenario=cell.scenario.name, config=cell.settings)
         made[key] = apply(profile, step, gpus=1).set_caching_options(False)
     return made
 
