@@ -22,6 +22,7 @@ from csc.cli.preflight import missing_packages
 from csc.data.cores import cores
 from csc.errors import BadConfig, CscError
 from csc.storage import exists, join, local_path
+from csc.tracking.server import database_of
 from csc.version import code_version
 
 __all__ = ["DOCTOR", "Check", "checks"]
@@ -156,8 +157,7 @@ def _tracking() -> Check:
     uri = os.environ.get("MLFLOW_TRACKING_URI")
     if not uri:
         return Check("tracking", "missing", "set MLFLOW_TRACKING_URI to the address of an MLflow server")
-    database = Path(uri.removeprefix("sqlite:///"))
-    if uri.startswith("sqlite:///") and not database.is_file():
+    if (database := database_of(uri)) is not None and not database.is_file():
         folder = _writable("tracking", database.parent)
         return folder if folder.status == "failed" else Check("tracking", "ok", f"{database} · will be made")
     for name, value in FEW_TRIES.items():

@@ -10,9 +10,9 @@ from pathlib import Path
 from csc.artifacts import RegisteredTask
 from csc.cli.command import Command
 from csc.cli.preflight import preflight
-from csc.cli.run import overrides_of, run_here, shown_arguments, view_for
+from csc.cli.run import overrides_of, run_here, show_results, shown_arguments, view_for
 from csc.cli.submit import check_edited, check_on_cluster, endpoint_arguments, open_endpoint, run_arguments, send
-from csc.cli.workdir import use_workdir
+from csc.cli.workdir import use_profile, use_workdir
 from csc.config import Config, differences, resolve
 from csc.config.layers import method_class
 from csc.config.tree import merged
@@ -22,9 +22,8 @@ from csc.model import ModelCard
 from csc.pipelines.local.view import View
 from csc.pipelines.profile import SHIPPED, Profile, on_this_machine, read_profile, run_defaults
 from csc.scenario import Scenario
-from csc.storage import absolute, write_bytes
+from csc.storage import absolute
 from csc.tracking.names import run_title
-from csc.tracking.registry import point_aliases
 from csc.tracking.versions import find_version, version_card
 from csc.version import code_version
 
@@ -85,10 +84,10 @@ def _extend(arguments: Namespace) -> int:
         check_edited(arguments.profile or "kubeflow", profile)
         for uri in filter(None, (arguments.data, arguments.test)):
             check_on_cluster(uri)
+        if profile.tracking.uri and not os.environ.get("MLFLOW_TRACKING_URI"):
+            os.environ["MLFLOW_TRACKING_URI"] = profile.tracking.uri
     else:
-        os.environ.update(profile.env)
-    if profile.tracking.uri and not (arguments.submit and os.environ.get("MLFLOW_TRACKING_URI")):
-        os.environ["MLFLOW_TRACKING_URI"] = profile.tracking.uri
+        use_profile(profile)
     workdir = use_workdir(arguments.workdir)
     before = find_version(arguments.model)
     card, dataset = version_card(before), Dataset.open(absolute(arguments.data))
@@ -123,22 +122,9 @@ def _run(arguments: Namespace, profile: Profile, workdir: Path, extension: _Exte
     run = run_here(arguments, workdir, name, facts, compile_to, inputs, view)
     if run is None:
         return 1
-    page = workdir / f"{name}.html"
-    write_bytes(page, run.page.read_bytes())
     fingerprint = Dataset.open(extension.data).fingerprint
     made_by = config.run_key(scenario, fingerprint, code_version(), before.fingerprint)
-    shown = point_aliases(before.name, made_by)
-    if arguments.json:
-        made = find_version(shown.uri)
-        kept = {"model": made.model.uri, "summary": made.run.summary, "run": made.run.to_plain()}
-        print(json.dumps({**kept, "report": str(page), "reused": run.reused, "seconds": run.seconds}))
-        return 0
-    print(f"\n{run.table}\n")
-    print(f"report    {page}")
-    print(
-        f"model     {shown.uri}, " + (f"also models:/{before.name}@{shown.alias}" if shown.alias else shown.kept_back)
-    )
-    print(f"MLflow    csc ui --workdir {arguments.workdir}")
+    show_results(arguments, run, workdir / f"{name}.html", before.name, made_by, extension.task)
     return 0
 
 

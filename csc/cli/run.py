@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from csc.cli.command import Command
 from csc.cli.preflight import preflight
-from csc.cli.workdir import use_workdir, workdir_argument
+from csc.cli.workdir import use_profile, use_workdir, workdir_argument
 from csc.config import Config, differences, parse_overrides, resolve
 from csc.data.dataset import Dataset
 from csc.data.ingest.digits import VERSION
@@ -40,6 +40,7 @@ __all__ = [
     "overrides_of",
     "run_here",
     "scenario_arguments",
+    "show_results",
     "shown_arguments",
     "view_for",
 ]
@@ -155,7 +156,7 @@ class _Plan:
         overrides = overrides_of(arguments)
         config = resolve(scenario.dataset, overrides)
         profile = read_profile(arguments.profile)
-        os.environ.update(profile.env | ({"MLFLOW_TRACKING_URI": profile.tracking.uri} if profile.tracking.uri else {}))
+        use_profile(profile)
         workdir = use_workdir(arguments.workdir)
         uri = arguments.data or run_defaults(profile, scenario).get("data")
         if uri is None and scenario.dataset != "digits":
@@ -208,11 +209,10 @@ def _run(arguments: Namespace) -> int:
     if run is None:
         return 1
     page = plan.workdir / f"{page_name(plan.scenario.name, plan.config)}.html"
-    write_bytes(page, run.page.read_bytes())
-    if arguments.json:
-        _print_json(plan, run, page)
-    else:
-        _tell(plan, run, page, arguments.workdir)
+    model = model_name(plan.scenario.name, plan.config.method)
+    show_results(arguments, run, page, model, plan.key, plan.window.last)
+    if plan.window.last < plan.window.total and not arguments.json:
+        print(f"next      the same command with --tasks {plan.window.last + 1}-")
     return 0
 
 
@@ -279,37 +279,35 @@ def view_for(arguments: Namespace, sizes: Sequence[int]) -> View:
     return LiveView(out, dict(enumerate(sizes, start=1)))
 
 
-def _print_json(plan: _Plan, run: "LocalRun", page: Path) -> None:
-    """Print the results for a program to read: everything that the registry keeps of the last task."""
-    name = model_name(plan.scenario.name, plan.config.method)
-    shown, record = point_aliases(name, plan.key), find_record(name, plan.window.last, plan.key)
-    results = {"summary": record.run.summary, "run": record.run.to_plain()} if record else {}
-    files = {"model": shown.uri, "alias": shown.alias, "report": str(page)}
-    print(json.dumps({**files, **results, "reused": run.reused, "seconds": run.seconds}))
+def show_results(arguments: Namespace, run: "LocalRun", page: Path, model: str, key: str, task: int) -> None:
+    """Print the results of a run and where everything is; with --json what the registry keeps of its last task.
 
-
-def _model(plan: _Plan) -> str:
-    """Which registered version the run's model is, and by which alias it goes, which another run may have had since."""
-    name = model_name(plan.scenario.name, plan.config.method)
-    shown = point_aliases(name, plan.key)
-    if not shown.uri:
-        raise BadData(f"{plan.workdir}: the registry has no model of this run, although its steps were reused")
-    for line in shown.moved:
-        print(f"alias     {line}")
-    return f"{shown.uri}, " + (f"also models:/{name}@{shown.alias}" if shown.alias else shown.kept_back)
-
-
-def _tell(plan: _Plan, run: "LocalRun", page: Path, workdir: str) -> None:
-    """Print the results and where everything is."""
-    window = plan.window
+    Args:
+        arguments: of the command line.
+        run: what has ended.
+        page: where its report shall be, in the work folder.
+        model: name of the registered model.
+        key: by which tracking knows the run.
+        task: the last one of the run.
+    """
+    write_bytes(page, run.page.read_bytes())
+    if arguments.json:
+        shown, record = point_aliases(model, key), find_record(model, task, key)
+        results = {"summary": record.run.summary, "run": record.run.to_plain()} if record else {}
+        files = {"model": shown.uri, "alias": shown.alias, "report": str(page)}
+        print(json.dumps({**files, **results, "reused": run.reused, "seconds": run.seconds}))
+        return
     print(f"\n{run.table}\n")
     if run.reused:
         print(f"reused from earlier runs: {len(run.reused)} of {len(run.reused) + len(run.seconds)} steps")
     print(f"report    {page}")
-    print(f"model     {_model(plan)}")
-    print(f"MLflow    csc ui --workdir {workdir}")
-    if window.last < window.total:
-        print(f"next      the same command with --tasks {window.last + 1}-")
+    shown = point_aliases(model, key)  # which another run may have moved since
+    if not shown.uri:
+        raise BadData(f"{page.parent}: the registry has no model of this run, although its steps were reused")
+    for line in shown.moved:
+        print(f"alias     {line}")
+    print(f"model     {shown.uri}, " + (f"also models:/{model}@{shown.alias}" if shown.alias else shown.kept_back))
+    print(f"MLflow    csc ui --workdir {arguments.workdir}")
 
 
 COMPILE = Command("compile the pipeline of a scenario for a Kubeflow cluster", _compile_arguments, _compile)

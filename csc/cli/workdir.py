@@ -3,12 +3,16 @@
 import os
 from argparse import ArgumentParser
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from csc.errors import BadData
 from csc.storage import local_path
-from csc.tracking.server import check_store
+from csc.tracking.server import check_store, nothing_tracked
 
-__all__ = ["run_argument", "tracked_workdir", "use_workdir", "workdir_argument"]
+if TYPE_CHECKING:
+    from csc.pipelines.profile import Profile
+
+__all__ = ["run_argument", "tracked_workdir", "use_profile", "use_workdir", "workdir_argument"]
 
 
 def workdir_argument(parser: ArgumentParser) -> None:
@@ -20,6 +24,11 @@ def run_argument(parser: ArgumentParser) -> None:
     """Declare a run of the work folder, the newest unless it is named."""
     known = "id or name of a run, a scenario, or models:/NAME@ALIAS (default: the newest run)"
     parser.add_argument("run", nargs="?", default="", help=known)
+
+
+def use_profile(profile: "Profile") -> None:
+    """Give this process, and the steps that it starts, the variables and the tracking server of a profile."""
+    os.environ.update(profile.env | ({"MLFLOW_TRACKING_URI": profile.tracking.uri} if profile.tracking.uri else {}))
 
 
 def use_workdir(workdir: str) -> Path:
@@ -36,7 +45,6 @@ def use_workdir(workdir: str) -> Path:
 def tracked_workdir(workdir: str) -> str:
     """The tracking address of a work folder that has runs."""
     folder = use_workdir(workdir)
-    uri = os.environ["MLFLOW_TRACKING_URI"]
-    if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).is_file():
+    if nothing_tracked():
         raise BadData(f"{folder}: no runs there yet; make some with 'csc run digits-b0c2'")
-    return uri
+    return os.environ["MLFLOW_TRACKING_URI"]

@@ -17,6 +17,7 @@ __all__ = [
     "artifact_location",
     "check_store",
     "connect",
+    "database_of",
     "nothing_tracked",
     "quiet",
     "tracking_uri",
@@ -42,6 +43,11 @@ def tracking_uri() -> str:
     return uri or f"{_SQLITE}{Path('mlflow.db').absolute()}"
 
 
+def database_of(uri: str) -> Path | None:
+    """The file of an SQLite database, from its address; none for a server."""
+    return Path(uri.removeprefix(_SQLITE)) if uri.startswith(_SQLITE) else None
+
+
 def without_secrets(text: str) -> str:
     """Text without what only the owner of a server should see."""
     names = ("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "AWS_SECRET_ACCESS_KEY")
@@ -63,7 +69,7 @@ def quiet() -> None:
 def connect() -> "MlflowClient":
     """A client for the tracking server; a database that is not there yet is made."""
     quiet()
-    if (database := _database()) is not None:
+    if (database := database_of(tracking_uri())) is not None:
         make_database(database)
     import mlflow
 
@@ -73,24 +79,18 @@ def connect() -> "MlflowClient":
 
 def check_store() -> None:
     """Before work starts: refuse a database that could not be used, and put one right whose folder was moved."""
-    if (database := _database()) is not None:
+    if (database := database_of(tracking_uri())) is not None:
         check_database(database)
         follow_move(database)
 
 
 def nothing_tracked() -> bool:
     """Whether the database does not exist yet; a client that looked into it would create it."""
-    database = _database()
+    database = database_of(tracking_uri())
     return database is not None and not database.is_file()
 
 
 def artifact_location() -> str | None:
     """Where models go: next to an SQLite database; otherwise none, for the server's own choice."""
-    database = _database()
+    database = database_of(tracking_uri())
     return None if database is None else (database.absolute().parent / ARTIFACTS).as_uri()
-
-
-def _database() -> Path | None:
-    """The file of an SQLite database; none for a server."""
-    uri = tracking_uri()
-    return Path(uri.removeprefix(_SQLITE)) if uri.startswith(_SQLITE) else None

@@ -18,6 +18,7 @@ from csc.config.tree import flatten, nested
 from csc.errors import CscError
 from csc.pipelines.local.steps import Step
 from csc.storage import read_bytes, read_json, sha256_file, write_bytes, write_json
+from csc.tracking.server import database_of
 from csc.version import code_version
 
 __all__ = ["StepCache", "cache_folder", "cached_steps"]
@@ -33,7 +34,7 @@ def cache_folder(workdir: Path, name: str, tracking: str) -> Path:
     repeat all later steps.
     """
     folder = workdir / "cache" / hashlib.sha256(tracking.encode()).hexdigest()[:12] / name
-    if tracking.startswith("sqlite:///") and not Path(tracking.removeprefix("sqlite:///")).is_file():
+    if (database := database_of(tracking)) is not None and not database.is_file():
         shutil.rmtree(folder, ignore_errors=True)
     return folder
 

@@ -19,6 +19,7 @@ import yaml
 from csc.errors import CscError
 from csc.pipelines.local.lock import is_running
 from csc.pipelines.local.steps import Show, Start, Step
+from csc.tracking.server import database_of
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -163,9 +164,8 @@ def _visible(workdir: Path, arguments: Mapping[str, str], environment: Mapping[s
     """Every file and folder of this machine that the steps must see, none of them inside another."""
     named = [value for name, value in environment.items() if name.endswith(_PATHS)]
     named += [arguments["data"], json.loads(arguments["config"]).get("init", "")]
-    tracking = environment.get("MLFLOW_TRACKING_URI", "")
-    if tracking.startswith("sqlite:///"):  # which writes files next to the database
-        named.append(str(Path(tracking.removeprefix("sqlite:///")).parent))
+    if (database := database_of(environment.get("MLFLOW_TRACKING_URI", ""))) is not None:
+        named.append(str(database.parent))  # SQLite writes files next to it
     there = {Path(name).absolute() for name in named if name and (Path(name).is_file() or Path(name).is_dir())}
     wanted = {workdir, *there}
     return sorted(path for path in wanted if wanted.isdisjoint(path.parents))
