@@ -15,6 +15,7 @@ __all__ = ["BENCHES", "Result", "interleaved", "run"]
 BENCHES = {
     "load": "decode, resize and augment against a plain Pillow pipeline; how long training waits for data",
     "step": "a training step of CSC against the backbone's own passes and against the released form",
+    "shortcuts": "folded batch-norms and an optimiser without torch's compiler, against the plain ones",
     "methods": "a training step of every method against its own passes, and against fine-tuning",
     "metrics": "all metrics of 40,137 x 80 scores against scikit-learn",
     "ingest": "a COCO-2014-sized annotation file against json.load; task views; peak memory",

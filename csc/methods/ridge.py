@@ -59,7 +59,7 @@ class RidgeRegression(Method):
     The sums, in double precision, are all that goes from task to task. h are the pooled features of the frozen
     backbone, standardised by the mean and the standard deviation of the base task, and a constant for the bias
     (`csc.nets.analytic`). In y old classes are 0 in the images of a new task; there are no pseudo-labels. So T tasks
-    give exactly what one solution over their images gives, in whatever order they come.
+    give exactly what one solution over their images with the same mean and deviation gives, in whatever order.
 
     With `once`, an image that comes again adds to C only. Every image of a class is in the task of that class, so C is
     then complete and W is that of joint training with all labels.

@@ -363,3 +363,14 @@ def test_form_and_reduction_of_max_entropy_reach_the_loss(setting: dict[str, str
     form, reduction = setting.get("form", "one_sided"), setting.get("reduction", "sum")
     assert torch.equal(term, -0.25 * max_entropy(step.logits[:, :OLD], form, reduction))
     assert not torch.isclose(term, -0.25 * max_entropy(step.logits[:, :OLD]), rtol=0.05)
+
+
+@pytest.mark.parametrize("name", ["csc", "lwf", "agcn"])
+def test_with_asl_labels_and_prior_are_both_sums_over_all_entries(name: str):
+    step = random_step()
+    terms = build(name, loss={"form": "asl", "alpha": 0.25}).terms(step)
+    soft = step.prior_logits.sigmoid()
+    expected = 0.75 * bce_by_loops(step.logits[:, :OLD].tolist(), soft.tolist()) * BATCH * OLD
+    assert terms["kd"].item() == pytest.approx(expected)
+    labelled = asl_by_loops(step.logits[:, OLD:].tolist(), step.targets[:, OLD:].tolist())
+    assert terms["ce"].item() == pytest.approx(0.25 * labelled)

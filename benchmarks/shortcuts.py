@@ -1,0 +1,51 @@
+"""What two shortcuts of the training code are worth: folded batch-norms, and an optimiser without torch's compiler."""
+
+import subprocess
+import sys
+
+import torch
+
+from benchmarks import Result, interleaved
+from csc.config.groups import Backbone
+from csc.nets.backbone import build_backbone
+from csc.nets.folding import fold_batch_norms
+
+__all__ = ["shortcuts"]
+
+CASES = (("tf_efficientnet_lite0", 128, 32), ("tresnet_m", 224, 8))  # size, batch
+ROUNDS = 8
+# A new process each: the compiler is imported once in the life of one. Only the first update is timed.
+FIRST_UPDATE = """
+import time, torch
+from {module} import {kind}
+head = torch.nn.Linear(1280, 20)
+head(torch.ones(2, 1280)).sum().backward()
+started = time.perf_counter()
+{kind}(head.parameters(), fused=True).step()
+print(time.perf_counter() - started)
+"""
+
+
+def shortcuts() -> list[Result]:
+    """How much faster the code is with each shortcut than without it."""
+    plain, eager = (_first_update(*kind) for kind in (("torch.optim", "Adam"), ("csc.training.optimiser", "EagerAdam")))
+    update = Result("shortcuts", "first update of a process", plain / eager, 2.0, "torch's Adam, which loads a compiler")
+    return [*(_folded(*case) for case in CASES), update]
+
+
+def _folded(name: str, size: int, batch: int) -> Result:
+    """A forward pass of the prior model, batch-norms as they are against folded ones."""
+    plain, folded = (build_backbone(Backbone(name)).eval().to(memory_format=torch.channels_last) for _ in range(2))
+    fold_batch_norms(folded.net)
+    images = torch.randn(batch, 3, size, size).contiguous(memory_format=torch.channels_last)
+    with torch.inference_mode():
+        best = interleaved({"plain": lambda: plain(images), "folded": lambda: folded(images)}, ROUNDS)
+    ratio = best["plain"] / best["folded"]
+    return Result("shortcuts", f"prior forward, {name} {size} px", ratio, 1.05, "batch-norms that are not folded")
+
+
+def _first_update(module: str, kind: str) -> float:
+    """Seconds of the first update in a process; the better of two."""
+    code = FIRST_UPDATE.format(module=module, kind=kind)
+    done = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(2)]
+    return min(float(process.stdout) for process in done)
