@@ -169,9 +169,9 @@ class Outcome:
             for result in self.results:
                 if result.cell.config is not None and result.cell.scenario.name == scenario:
                     by_value.setdefault(result.cell.config.threshold, []).append(result)
-            told = [f"{value:g} ({_rows(those, _WIDE_ROOM)})" for value, those in by_value.items()]
-            if len(told) > 1:
-                lines.setdefault(", ".join(told), []).append(scenario)
+            values = [f"{value:g} ({_rows(those, _WIDE_ROOM)})" for value, those in by_value.items()]
+            if len(values) > 1:
+                lines.setdefault(", ".join(values), []).append(scenario)
         for told, scenarios in lines.items():
             where = "" if len(scenarios) == len(self.study.scenarios) else f" on {', '.join(scenarios)}"
             yield f"the threshold of {', '.join(shown)} differs{where}: {told}"
