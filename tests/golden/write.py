@@ -15,7 +15,12 @@ GOLDEN: dict[str, dict[str, Any]] = {  # by file: settings that change the shape
     "coco-b0c10-nodes": {"train": {"nodes": 2}},
     "voc-b0c4-kubeflow": {},
 }
-PLACES = {"voc-b0c4-kubeflow": ("kubeflow", "4-")}  # those for another profile, and their tasks
+# One is whole; of the others the first or the last two tasks have every form of step. By file: profile and tasks.
+PARTS = {
+    "voc-b10c2-features": ("local", "-2"),
+    "coco-b0c10-nodes": ("local", "-2"),
+    "voc-b0c4-kubeflow": ("kubeflow", "4-"),
+}
 
 
 def golden_path(name: str) -> Path:
@@ -26,14 +31,18 @@ def scenario_of(name: str) -> Scenario:
     return Scenario.parse("-".join(name.split("-")[:2]))
 
 
+def tasks_of(name: str) -> Window:
+    """The tasks that a golden file, or a whole scenario, holds."""
+    scenario = scenario_of(name)
+    return Window.parse(PARTS.get(name, ("", None))[1], scenario, CLASS_COUNTS[scenario.dataset])
+
+
 def compile_to(name: str, path: Path) -> None:
     """Compile what a golden file holds."""
-    scenario = scenario_of(name)
-    classes = CLASS_COUNTS[scenario.dataset]
-    profile, tasks = PLACES.get(name, ("local", None))
-    window = Window.parse(tasks, scenario, classes)
-    place = read_profile(profile)
-    compile_pipeline(scenario, classes, path, GOLDEN.get(name, {}), place, window, on_cluster=profile != "local")
+    scenario, profile = scenario_of(name), PARTS.get(name, ("local",))[0]
+    classes, on_cluster = CLASS_COUNTS[scenario.dataset], profile != "local"
+    settings = GOLDEN.get(name, {})
+    compile_pipeline(scenario, classes, path, settings, read_profile(profile), tasks_of(name), on_cluster=on_cluster)
 
 
 def main() -> None:

@@ -7,9 +7,9 @@ import pytest
 import yaml
 from google.protobuf import json_format
 
-from csc.scenario import CLASS_COUNTS, PAPER_SCENARIOS
+from csc.scenario import PAPER_SCENARIOS
 from tests.golden.readme import NAMES, readmes
-from tests.golden.write import GOLDEN, compile_to, golden_path, scenario_of
+from tests.golden.write import GOLDEN, compile_to, golden_path, tasks_of
 from tests.kfp_server import parse_strictly
 
 STEPS_PER_TASK = 5
@@ -58,8 +58,8 @@ def test_the_parse_against_the_clusters_schema_is_strict(compiled):
 @pytest.mark.parametrize("name", ALL)
 def test_size_and_number_of_tasks_stay_within_budget(compiled, name):
     path, documents = compiled(name)
-    scenario = scenario_of(name)
-    tasks = len(scenario.sizes(CLASS_COUNTS[scenario.dataset]))
+    window = tasks_of(name)
+    tasks = window.last - window.first + 1
     executors = documents[0]["deploymentSpec"]["executors"]
     assert len(executors) == tasks * STEPS_PER_TASK + (3 if name == FEATURES else 2)
     assert len(executors) <= TASK_BUDGET
@@ -101,7 +101,7 @@ def test_on_several_nodes_the_launching_pod_has_no_gpus_and_passes_everything_on
     _, (spec, _) = compiled(NODES)
     executors = spec["deploymentSpec"]["executors"]
     launchers = {name for name in executors if name.startswith("exec-train-on-nodes")}
-    assert len(launchers) == 8
+    assert len(launchers) == 2
     component = next(value for name, value in spec["components"].items() if name.startswith("comp-train-on-nodes"))
     fields = {item["field"]: item.get("applyToTask", False) for item in component["taskConfigPassthroughs"]}
     assert fields.pop("RESOURCES") is False
