@@ -30,7 +30,7 @@ DECISIVE = (
     "training/*",
 )
 # In the same folders, but they only say something, refuse settings, or share out the work.
-_NOT_DECISIVE = ("config/describe.py", "config/preflight.py", "data/cores.py", "data/progress.py")
+_NOT_DECISIVE = ("config/describe.py", "config/checks.py", "data/cores.py", "data/progress.py")
 
 
 @cache

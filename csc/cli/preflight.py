@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from csc.config import Config
-from csc.config.preflight import preflight as check_settings
+from csc.config.checks import check_settings
 from csc.errors import BadConfig, BadData
 
 __all__ = ["DISTRIBUTION", "EXTRAS", "missing_packages", "preflight"]

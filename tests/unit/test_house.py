@@ -112,6 +112,13 @@ def test_no_step_imports_another_step():
     assert who_imports("csc.steps", [*STEPS, ROOT / "csc" / "artifacts.py"]) == set()
 
 
+def test_pipelines_import_no_step():
+    """A pipeline wires components; what it shares with a step is a contract or part of the library."""
+    pipelines = sorted((ROOT / "pipelines").rglob("*.py"))
+    assert len(pipelines) > 20
+    assert who_imports("csc.steps", pipelines) == set()
+
+
 def test_only_report_and_collect_make_pages():
     assert who_imports("csc.report", STEPS) == {"csc/steps/report.py"}
     assert who_imports("csc.study", STEPS) == {"csc/steps/collect.py"}
@@ -173,7 +180,7 @@ def test_an_edit_elsewhere_leaves_the_code_version_as_it_is(tmp_path: Path):
         "data/ingest/coco.py",
         "data/progress.py",
         "config/describe.py",
-        "config/preflight.py",
+        "config/checks.py",
     ):
         with (tmp_path / "csc" / place).open("a") as file:
             file.write("# another thought\n")

@@ -13,12 +13,12 @@ from huggingface_hub import constants
 
 from csc.cli.preflight import preflight as check_machine
 from csc.config import parse_overrides, resolve
-from csc.config.preflight import _check_backbone, preflight
+from csc.config.checks import _check_backbone, check_settings
 from csc.errors import BadConfig, BadData
 
 
 def check(*items: str) -> None:
-    preflight(resolve("digits", parse_overrides(["init=scratch", *items])))
+    check_settings(resolve("digits", parse_overrides(["init=scratch", *items])))
 
 
 @pytest.fixture
@@ -78,8 +78,8 @@ def test_it_takes_no_torch():
     code = """
 import sys
 from csc.config import resolve
-from csc.config.preflight import preflight
-preflight(resolve("digits"))
+from csc.config.checks import check_settings
+check_settings(resolve("digits"))
 print(*sys.modules)
 """
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()

@@ -15,12 +15,12 @@ from pathlib import Path
 from csc.config.schema import Config
 from csc.errors import BadConfig
 
-__all__ = ["preflight"]
+__all__ = ["check_settings"]
 
 HUB_SECONDS = 10.0  # to wait for an answer
 
 
-def preflight(config: Config) -> None:
+def check_settings(config: Config) -> None:
     """Refuse a backbone that timm does not have, and an initialisation that this machine cannot read or fetch."""
     _check_backbone(config.backbone.name)
     if config.init == "hub":
