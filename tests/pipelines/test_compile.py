@@ -187,3 +187,20 @@ def test_ingest_always_looks_at_the_data_and_everything_else_may_be_reused(compi
 @pytest.mark.parametrize(("path", "content"), list(readmes()), ids=NAMES)
 def test_component_readme_says_what_the_component_is(path, content):
     assert path.read_text() == content, "component changed: 'make golden' writes its README"
+
+
+@pytest.mark.parametrize("name", ["comp-base-task", "comp-incremental-task"])
+def test_another_tracking_server_changes_the_cache_key_of_every_step(compiled, name):
+    """Ingest, which always runs, writes the server's address into `origin`; KFP compares what a step is given."""
+    _, (spec, _) = compiled("digits-b0c2")
+    assert not spec["root"]["dag"]["tasks"]["ingest"].get("cachingOptions")
+    steps = spec["components"][name]["dag"]["tasks"]
+
+    def depends(step: str) -> bool:
+        inputs = steps[step]["inputs"]
+        makers = [
+            found.get("taskOutputArtifact", {}).get("producerTask") for found in inputs.get("artifacts", {}).values()
+        ]
+        return "origin" in inputs.get("parameters", {}) or any(depends(maker) for maker in makers if maker)
+
+    assert {step for step in steps if not depends(step)} == set()
