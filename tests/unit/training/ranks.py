@@ -1,10 +1,48 @@
-"""What single ranks of a launch do; in a module of its own, because each rank imports the module that it works for."""
+"""Ranks of a launch that are forks of this process, and what single ranks do.
 
+To start Python and import torch and timm takes six seconds of processor time for each rank; a fork has them. All else of
+a launch is torchrun's: its agent, where ranks meet, how their ends are told. `test_distributed.py` also has launches of
+real commands.
+"""
+
+import contextlib
+import dataclasses
 import os
 import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
+import pytest
+from torch.distributed.launcher import api
+
+from csc.distributed import launch
 from csc.distributed.group import join_group
 from csc.errors import BadData
+
+
+def _be_rank(*words: str) -> None:
+    """Do what `python -m csc.distributed.launch TARGET FILE LAUNCHER` does."""
+    for number in launch.STOPS:
+        signal.signal(number, signal.SIG_DFL)  # a fork has the handlers of its launcher, a command has not
+    *_, target, file, launcher = words
+    code = launch.main(target, Path(file), int(launcher))
+    if code:
+        sys.exit(code)
+
+
+@contextlib.contextmanager
+def forked_ranks() -> Iterator[None]:
+    """Let launches in the block fork their ranks instead of starting Python for each."""
+    elastic_launch = api.elastic_launch
+
+    def launch_forks(config: api.LaunchConfig, _: str) -> Callable[..., Any]:
+        return elastic_launch(dataclasses.replace(config, start_method="fork"), _be_rank)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(api, "elastic_launch", launch_forks)
+        yield
 
 
 def refused_by_one(path: str) -> None:

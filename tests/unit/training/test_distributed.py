@@ -1,6 +1,7 @@
 """Several processes train and score as one would: same losses, same weights, every image once."""
 
 import contextlib
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -25,7 +26,7 @@ from csc.config import resolve
 from csc.data.order import order
 from csc.data.views import View, read_view, write_view
 from csc.distributed.group import Group, join_group, no_sync, one_of_several
-from csc.distributed.launch import _handled_signals, processes_for, raise_error, run
+from csc.distributed.launch import _handled_signals, main, processes_for, raise_error, run
 from csc.errors import BadConfig, BadData
 from csc.methods import build_head
 from csc.methods.csc import max_entropy
@@ -38,7 +39,7 @@ from csc.scenario import Task
 from csc.training.inference import confidences
 from csc.training.loop import EpochLog
 from tests.unit.training.bench import Bench, settings, without_speed
-from tests.unit.training.ranks import dies_in_one, refused_by_one
+from tests.unit.training.ranks import dies_in_one, forked_ranks, refused_by_one
 
 pytestmark = pytest.mark.xdist_group("distributed")  # launches are shared by many tests
 ROOT = Path(__file__).parents[3]
@@ -144,8 +145,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def several(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Three processes; the trainer's own tests below have two."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(ROOT))
+    with forked_ranks():
         made = run(all_of_it, {"folder": str(tmp_path_factory.mktemp("several"))}, 3)
     assert made["world"] == 3
     return made
@@ -251,8 +251,7 @@ def trainings(
         if case.stop_after >= 0:
             with pytest.raises(Stopped), join_group() as group:
                 second_task(several / name, case, group, case.stop_after)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(ROOT))
+    with forked_ranks():
         return all_trainings(str(alone)), run(all_trainings, {"folder": str(several)}, 2)
 
 
@@ -376,10 +375,9 @@ def test_an_error_of_one_process_is_the_error_of_all(capfd: pytest.CaptureFixtur
     assert "TORCH_CPP_LOG_LEVEL" not in os.environ
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("how", "end"), [("exit", "with exit code 7"), ("killed", "by SIGKILL")])
 def test_a_crash_of_one_process_is_told_by_its_number(how: str, end: str):
-    with pytest.raises(RuntimeError, match=f"^dies_in_one: process 2 of 2 ended {end}"):
+    with forked_ranks(), pytest.raises(RuntimeError, match=f"^dies_in_one: process 2 of 2 ended {end}"):
         run(dies_in_one, {"how": how}, 2)
 
 
@@ -391,29 +389,39 @@ def wait():
     time.sleep(300)
 """
 LAUNCHER = """
-import signal
+import contextlib, signal, sys
 from csc.distributed.launch import run
 from rank import wait
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whatever the tests were told to ignore
 signal.signal(signal.SIGINT, signal.default_int_handler)
-run(wait, {}, 2)
+if sys.argv[1] == "forked":
+    from tests.unit.training.ranks import forked_ranks
+else:
+    forked_ranks = contextlib.nullcontext
+with forked_ranks():
+    run(wait, {}, 2)
 """
 
 
 @pytest.fixture
-def launcher(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
-    """A process that waits for two others, and their numbers; its temporary files are in `temp`."""
+def launcher(tmp_path: Path, how: signal.Signals) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """A process that waits for two others, and their numbers; its temporary files are in `temp`.
+
+    Only a launcher that is killed cannot end its ranks itself: those are started as they are without a test, because
+    torch asks the kernel to end forks too.
+    """
     (tmp_path / "rank.py").write_text(RANK)
+    ranks = "started" if how == signal.SIGKILL else "forked"
     (tmp_path / "temp").mkdir()
     place = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "TMPDIR": str(tmp_path / "temp")}
     with subprocess.Popen(
-        [sys.executable, "-c", LAUNCHER], env={**os.environ, **place}, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", LAUNCHER, ranks], env={**os.environ, **place}, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
-        ranks = [int(process.stdout.readline()) for _ in range(2)]
-        yield process, ranks
-        for number in (process.pid, *ranks):
+        numbers = [int(process.stdout.readline()) for _ in range(2)]
+        yield process, numbers
+        for number in (process.pid, *numbers):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(number, signal.SIGKILL)
 
@@ -438,13 +446,15 @@ def test_ranks_end_with_their_launcher(
     assert how == signal.SIGKILL or list((tmp_path / "temp").iterdir()) == []
 
 
-@pytest.mark.slow
 def test_a_rank_whose_launcher_is_already_gone_does_nothing(tmp_path: Path):
     (tmp_path / "arguments.json").write_text("{}")
-    command = [sys.executable, "-m", "csc.distributed.launch", "os:getpid", str(tmp_path / "arguments.json")]
     for launcher, ends in ((os.getpid(), (0, True)), (os.getppid(), (1, False))):
-        ended = subprocess.run([*command, str(launcher)], check=False)
-        assert (ended.returncode, (tmp_path / "result.json").is_file()) == ends
+        rank = multiprocessing.get_context("fork").Process(
+            target=lambda launcher: sys.exit(main("os:getpid", tmp_path / "arguments.json", launcher)), args=(launcher,)
+        )
+        rank.start()
+        rank.join()
+        assert (rank.exitcode, (tmp_path / "result.json").is_file()) == ends
         (tmp_path / "result.json").unlink(missing_ok=True)
 
 

@@ -1,10 +1,12 @@
 """SIGTERM, as Kubernetes sends it before it ends a pod: a real process saves, ends in time, and is resumed exactly."""
 
-import signal
-import subprocess
+import multiprocessing
+import os
 import sys
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import IO
 
 import pytest
 from safetensors.torch import load_file
@@ -14,18 +16,11 @@ from csc.distributed.group import join_group
 from csc.distributed.launch import run
 from csc.model import save_tensors
 from tests.unit.training.bench import Bench, settings
+from tests.unit.training.ranks import forked_ranks
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("distributed")]
-ROOT = Path(__file__).parents[3]
+pytestmark = pytest.mark.slow
 UPDATES = 15  # 3 epochs of 5
 GRACE_SECONDS = 30  # of Kubernetes
-PROGRAM = """
-import sys
-from pathlib import Path
-from tests.unit.training.test_stopping import to_its_end
-
-to_its_end(Path(sys.argv[1]), int(sys.argv[2]))
-"""
 
 
 def learn(folder: str) -> None:
@@ -48,13 +43,25 @@ def learn(folder: str) -> None:
 
 def to_its_end(folder: Path, processes: int) -> None:
     """Train with this process at the head."""
-    run(learn, {"folder": str(folder)}, processes) if processes > 1 else learn(str(folder))
+    if processes == 1:
+        return learn(str(folder))
+    with forked_ranks():
+        return run(learn, {"folder": str(folder)}, processes)
 
 
-def start(folder: Path, processes: int) -> "subprocess.Popen[str]":
-    """Train with a process of its own at the head."""
-    command = [sys.executable, "-c", PROGRAM, str(folder), str(processes)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+def start(folder: Path, processes: int) -> tuple[BaseProcess, IO[str]]:
+    """Train with a process of its own at the head, a fork of this one; return it and what it prints."""
+    reader, writer = os.pipe()
+
+    def head() -> None:
+        os.dup2(writer, 1)
+        sys.stdout = os.fdopen(1, "w")
+        to_its_end(folder, processes)
+
+    process = multiprocessing.get_context("fork").Process(target=head)
+    process.start()
+    os.close(writer)
+    return process, os.fdopen(reader)
 
 
 @pytest.mark.parametrize(("processes", "moments"), [(1, (1, 7)), (2, (3,))])
@@ -64,9 +71,7 @@ def test_a_process_that_is_told_to_end_saves_in_time_and_the_next_resumes_exactl
     processes: int,
     moments: tuple[int, ...],
     capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     for name in ("whole", "stopped"):
         (tmp_path / name).mkdir()
         write_view(views[2], tmp_path / name / "view.parquet")
@@ -74,14 +79,16 @@ def test_a_process_that_is_told_to_end_saves_in_time_and_the_next_resumes_exactl
     assert capfd.readouterr().out.count("update\n") == UPDATES
     done = 0
     for moment in moments:
-        with start(tmp_path / "stopped", processes) as process:
-            assert process.stdout is not None
-            lines = iter(process.stdout.readline, "")
+        process, printed = start(tmp_path / "stopped", processes)
+        with printed:
             for _ in range(moment):
-                next(line for line in lines if line == "update\n")
-            process.send_signal(signal.SIGTERM)
-            rest = process.communicate(timeout=GRACE_SECONDS)[0]
-        assert process.returncode == 143
+                next(line for line in printed if line == "update\n")
+            process.terminate()
+            asked = time.monotonic()
+            rest = printed.read()
+        process.join()
+        assert time.monotonic() - asked < GRACE_SECONDS
+        assert process.exitcode == 143
         done += moment + rest.count("update\n")
         assert f"asked to stop · saved after update {done % 5 or 5} of 5 in epoch {(done + 4) // 5};" in rest
     to_its_end(tmp_path / "stopped", processes)
