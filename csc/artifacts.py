@@ -2,6 +2,7 @@
 
     contract         stored as                     made by                used by
     Origin           parameter `origin`            ingest                 the steps that read data
+    StudyOrder       parameter `order`             the study's pipeline   collect
     DatasetFacts     dataset.json                  ingest                 people, and the pages of a cluster
     Split            split.json                    split_labels           build_dataset, train
     Training         training.json, in the model   train                  register
@@ -21,7 +22,7 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 import msgspec
 
@@ -37,11 +38,14 @@ __all__ = [
     "RegisteredTask",
     "Run",
     "Split",
+    "StudyData",
+    "StudyOrder",
     "TaskResult",
     "Training",
 ]
 
 
+_Study = TypeVar("_Study")
 _DIGEST = "sha256"  # key of a file, next to those of its contract
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
@@ -122,29 +126,61 @@ def _explained(message: str) -> str:
     return f"{what} in {inside}" if inside else what
 
 
-class Origin(_Contract, frozen=True):
+class _Parameter(_Contract, frozen=True):
+    """A contract that travels as a parameter of the pipeline, not as a file."""
+
+    parameter: ClassVar[str]
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read back what `to_json` wrote."""
+        try:
+            return cls.from_plain(json.loads(text), f"parameter {cls.parameter}")
+        except (ValueError, RecursionError) as error:
+            raise BadData(f"parameter {cls.parameter}: not readable as JSON ({error})") from None
+
+    def to_json(self) -> str:
+        """The value of the parameter."""
+        return json.dumps(self.to_plain(), sort_keys=True)
+
+
+class Origin(_Parameter, frozen=True):
     """What everything after ingest is made from: the data, by uri and content, and the code; and who tracks it.
 
-    It travels as a parameter, so that the pipeline's cache never serves results of other data or other code, nor
-    those that only another tracking server knows.
+    It is a parameter so that the pipeline's cache never serves results of other data or other code, nor those that
+    only another tracking server knows.
     """
+
+    parameter: ClassVar[str] = "origin"
 
     data: str
     fingerprint: str
     code: str
     tracking: str = ""
 
-    @classmethod
-    def from_json(cls, text: str) -> "Origin":
-        """Read back what `to_json` wrote."""
-        try:
-            return cls.from_plain(json.loads(text), "parameter origin")
-        except (ValueError, RecursionError) as error:
-            raise BadData(f"parameter origin: not readable as JSON ({error})") from None
 
-    def to_json(self) -> str:
-        """The origin as a pipeline parameter."""
-        return json.dumps(self.to_plain(), sort_keys=True)
+class StudyData(_Contract, frozen=True):
+    """A data set of a study: its uri and its number of classes."""
+
+    data: str
+    classes: int
+
+
+class StudyOrder(_Parameter, frozen=True):
+    """Which tables are to be made: of a study, its data sets by name, and the cells that its pipeline runs."""
+
+    parameter: ClassVar[str] = "order"
+
+    study: dict[str, Any]  # what `csc.study.spec.Study` holds; contracts know nothing of studies
+    sources: dict[str, StudyData]
+    tried: tuple[Annotated[int, msgspec.Meta(ge=0)], ...]  # by their numbers, which are shorter than their names
+
+    def study_as(self, kind: type[_Study]) -> _Study:
+        """The study, checked."""
+        try:
+            return msgspec.convert(self.study, kind)
+        except msgspec.ValidationError as error:
+            raise BadData(f"parameter {self.parameter}: study: {_explained(str(error))}") from None
 
 
 class DatasetFacts(_Contract, frozen=True):

@@ -7,13 +7,15 @@ that begin together would all make them. The tables come last and always: a fail
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 from kfp import dsl
 from kfp.dsl.base_component import BaseComponent
 
+from csc.artifacts import StudyOrder
 from csc.components.collect.component import collect
 from csc.components.embed.component import embed
 from csc.config.schema import Config
@@ -22,11 +24,11 @@ from csc.pipelines.pods import apply
 from csc.pipelines.profile import Profile
 from csc.pipelines.scenario import LOCAL, build_pipeline, open_data
 from csc.scenario import Scenario
-from csc.steps.collect import order_for
 from csc.study.cells import Cell, DataSource
+from csc.study.cells import cells as cells_of
 from csc.study.spec import Study
 
-__all__ = ["Loop", "build_study", "compile_study", "loops", "parts", "study_name"]
+__all__ = ["Loop", "build_study", "compile_study", "loops", "order_for", "parts", "study_name"]
 
 
 class Loop(NamedTuple):
@@ -81,6 +83,16 @@ def parts(cells: Iterable[Cell], most: int = STEPS) -> list[list[Cell]]:
 def study_name(study: Study) -> str:
     """Stable per study: the cluster's cache is kept under this name."""
     return "csc-study-" + re.sub(r"[^a-z0-9]+", "-", study.name.lower()).strip("-")
+
+
+def order_for(study: Study, sources: Mapping[str, DataSource], tried: Container[str]) -> str:
+    """What `collect` is told; it is checked here, because that step comes after all runs."""
+    content = {
+        "study": msgspec.to_builtins(study),
+        "sources": {name: {"data": source.data, "classes": source.classes} for name, source in sources.items()},
+        "tried": [number for number, cell in enumerate(cells_of(study, sources)) if cell.name in tried],
+    }
+    return StudyOrder.from_plain(content, f"study '{study.name}'").to_json()
 
 
 def build_study(

@@ -231,7 +231,7 @@ def run_here(
         arguments: of the command line.
         workdir: folder of runs and results.
         name: of the run's files there.
-        facts: what tracking knows the run by, see `csc.steps.finish.close`.
+        facts: what tracking knows the run by, see `csc.tracking.tracked_run.close_run`.
         compile_to: writes the compiled pipeline.
         inputs: its run-time arguments, but for the checkpoints.
         view: shows what happens.

@@ -1,14 +1,11 @@
 """collect: the tables of a study, from the runs that the tracking server knows."""
 
-import json
-from collections.abc import Container, Mapping
-from dataclasses import replace
 from pathlib import Path
 
-import msgspec
-
+from csc.artifacts import StudyData, StudyOrder
 from csc.data.dataset import Dataset
 from csc.data.published import benchmark_note
+from csc.errors import BadData
 from csc.retry import with_retries
 from csc.storage import atomic_folder, write_bytes
 from csc.study.cells import DataSource, cells, results
@@ -19,17 +16,7 @@ from csc.study.render import markdown, text
 from csc.study.spec import Study
 from csc.tracking.queries import close_runs
 
-__all__ = ["collect", "order_for"]
-
-
-def order_for(study: Study, sources: Mapping[str, DataSource], tried: Container[str]) -> str:
-    """What `collect` is told, as JSON; the cells that the pipeline runs go by their numbers, which are shorter."""
-    content = {
-        "study": msgspec.to_builtins(study),
-        "sources": {name: {"data": source.data, "classes": source.classes} for name, source in sources.items()},
-        "tried": [number for number, cell in enumerate(cells(study, sources)) if cell.name in tried],
-    }
-    return json.dumps(content, sort_keys=True)
+__all__ = ["collect"]
 
 
 @with_retries
@@ -37,7 +24,7 @@ def collect(order: str, page_out: str, table_out: str, files_out: str) -> str:
     """Write the tables of a study; a cell that was to be run and is not finished has failed.
 
     Args:
-        order: what `order_for` made.
+        order: a `StudyOrder`, as JSON.
         page_out: HTML file to write.
         table_out: Markdown file to write.
         files_out: folder to write, with the tables in all forms.
@@ -45,13 +32,12 @@ def collect(order: str, page_out: str, table_out: str, files_out: str) -> str:
     Returns:
         The tables as text.
     """
-    content = json.loads(order)
-    study = msgspec.convert(content["study"], Study)
-    sources = {name: DataSource(**source) for name, source in content["sources"].items()}
-    sources = {name: _described(source) for name, source in sources.items()}
-    asked = cells(study, sources)
-    tried = {asked[number].name for number in content["tried"]}
-    found = results(asked, tried=tried)
+    wanted = StudyOrder.from_json(order)
+    study = wanted.study_as(Study)
+    asked = cells(study, {name: _described(source) for name, source in wanted.sources.items()})
+    if beyond := [number for number in wanted.tried if number >= len(asked)]:
+        raise BadData(f"parameter order: tried: no cell {beyond[0]}; the study has {len(asked)}, from 0")
+    found = results(asked, tried={asked[number].name for number in wanted.tried})
     close_runs([result.cell.key for result in found if result.missing == "failed"], "FAILED")
     outcome = Outcome(study, tuple(found))
     write_bytes(page_out, render(outcome).encode())
@@ -64,7 +50,7 @@ def collect(order: str, page_out: str, table_out: str, files_out: str) -> str:
     return tables
 
 
-def _described(source: DataSource) -> DataSource:
+def _described(source: StudyData) -> DataSource:
     """A source with what its data set says of itself."""
     dataset = Dataset.open(source.data)
-    return replace(source, fingerprint=dataset.fingerprint, note=benchmark_note(dataset))
+    return DataSource(source.data, source.classes, dataset.fingerprint, benchmark_note(dataset))

@@ -1,4 +1,7 @@
-"""A scenario run, found by what a person calls it, with its settings and the results of its last finished task."""
+"""A scenario run, found by what a person calls it, with its settings and the results of its last finished task.
+
+And the end of one that stopped early: `close_run`.
+"""
 
 import contextlib
 import functools
@@ -10,20 +13,22 @@ from csc.artifacts import Run as Results
 from csc.config import Config, methods, resolve
 from csc.config.schema import EXECUTION_ONLY
 from csc.config.tree import nested
-from csc.errors import CscError, TrackingError
+from csc.data.dataset import Dataset
+from csc.errors import BadData, CscError, TrackingError, Unavailable
 from csc.scenario import Scenario
 from csc.tracking.calls import translate_errors
-from csc.tracking.names import changed_settings
-from csc.tracking.queries import all_experiments, task_of, with_tags
-from csc.tracking.registry import read_record
+from csc.tracking.names import changed_settings, model_name
+from csc.tracking.queries import all_experiments, close_runs, task_of, with_tags
+from csc.tracking.registry import point_aliases, read_record
 from csc.tracking.server import connect
 from csc.tracking.versions import Address
+from csc.version import code_version
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
     from mlflow.tracking import MlflowClient
 
-__all__ = ["TrackedRun", "find_run", "finished_tasks", "max_entropy_pair", "results_of"]
+__all__ = ["TrackedRun", "close_run", "find_run", "finished_tasks", "max_entropy_pair", "results_of"]
 
 _NEWEST = ["attributes.start_time DESC"]
 _BETA = "max_entropy.beta"
@@ -155,3 +160,35 @@ def _run_of_model(client: "MlflowClient", uri: str) -> "Run | None":
     tags = {"csc.role": "scenario", "csc.run_key": address.version(client).tags.get("csc.run_key", "")}
     found = client.search_runs(all_experiments(client), with_tags(tags), max_results=1, order_by=_NEWEST)
     return next(iter(found), None)
+
+
+def close_run(scenario: str, data: str, config: str, state: str, extended: str = "") -> bool:
+    """Mark what is still open of a scenario run as failed or killed; return whether there was anything.
+
+    A complete run of which every step was reused changes nothing by itself, yet whoever asks for it expects that
+    `final` is its model. Aliases that another run has moved since are moved back, with a line for each.
+
+    Args:
+        scenario: name.
+        data: folder or `s3://` prefix of the data set.
+        config: settings as JSON.
+        state: how the steps ended, in the words of Kubeflow Pipelines.
+        extended: fingerprint of the model that the run extends, if it does.
+    """
+    try:
+        fingerprint = Dataset.open(data).fingerprint
+    except Unavailable:
+        raise
+    except BadData as error:
+        print(f"nothing to close: no task has begun ({error})")
+        return False
+    settings = resolve(Scenario.parse(scenario).dataset, config)
+    key = settings.run_key(scenario, fingerprint, code_version(), extended)
+    status = "KILLED" if state.upper().startswith("CANCEL") else "FAILED"
+    closed = close_runs([key], status)
+    if closed:
+        print(f"marked as {status}: {', '.join(closed)}")
+    elif not state.upper().startswith(("CANCEL", "FAIL")):
+        for line in point_aliases(model_name(scenario, settings.method), key).moved:
+            print(f"alias {line}")
+    return bool(closed)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TextIO
 
 from csc.errors import BadData, CscError
-from csc.steps.finish import close
+from csc.tracking.tracked_run import close_run
 
 __all__ = ["LONGEST_TEMPORARY", "close_runs_on_failure", "is_running", "locked", "make_writable"]
 
@@ -118,7 +118,7 @@ def _close(run: Mapping[str, str], state: str) -> bool:
     """Mark what a run has open in MLflow as failed or killed; return whether the server answered."""
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            close(run["scenario"], run["data"], run["config"], state, run.get("extended", ""))
+            close_run(run["scenario"], run["data"], run["config"], state, run.get("extended", ""))
     except CscError:  # why the run ended matters more
         return False
     return True

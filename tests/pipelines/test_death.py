@@ -109,7 +109,7 @@ RUN = {"scenario": "digits-b0c5", "data": "/data", "config": "{}"}
 def closed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     """What was marked in MLflow."""
     calls: list[tuple[str, ...]] = []
-    monkeypatch.setattr("csc.pipelines.local.lock.close", lambda *words: calls.append(words))
+    monkeypatch.setattr("csc.pipelines.local.lock.close_run", lambda *words: calls.append(words))
     return calls
 
 

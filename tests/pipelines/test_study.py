@@ -27,8 +27,7 @@ from csc.errors import BadScenario, TrackingError
 from csc.pipelines.local.interrupts import interruptible
 from csc.pipelines.package import STEPS, STEPS_LIMIT
 from csc.pipelines.profile import Profile, read_profile
-from csc.pipelines.study import compile_study, loops, parts
-from csc.steps.collect import order_for
+from csc.pipelines.study import compile_study, loops, order_for, parts
 from csc.study import cells as cells_module
 from csc.study.cells import DataSource, Result, cells
 from csc.study.live import AtWork, picture
@@ -41,6 +40,7 @@ pytestmark = pytest.mark.slow  # compiling takes a second or more each time
 SOURCES = {
     "coco": DataSource("s3://b/coco", 80),
     "voc": DataSource("/data/voc", 20),
+    "voc8": DataSource("/data/voc8", 8),
     "digits": DataSource("/data/digits", 10),
 }
 ROOT = Path(__file__).parents[2]
@@ -68,7 +68,7 @@ def voc(tmp_path):
     folder = tmp_path / "voc"
     folder.mkdir()
     card = {"name": "voc", "classes": [f"c{n:02d}" for n in range(20)], "splits": SPLITS, "fingerprint": "f" * 64}
-    (folder / "dataset.json").write_text(json.dumps({**card, "source": {}, "difficult_is_member": False}))
+    (folder / "dataset.json").write_text(json.dumps({**card, "source": {"kind": "voc2007"}, "difficult_is_member": False}))
     return folder
 
 

@@ -6,16 +6,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from csc.artifacts import DatasetFacts, Metrics, Origin, Registered, RegisteredTask, Split, Training
+from csc.artifacts import DatasetFacts, Metrics, Origin, Registered, RegisteredTask, Split, StudyOrder, Training
 from csc.data.columns import from_numpy, strings
 from csc.data.scores import Scores
 from csc.data.views import View
 from csc.errors import BadData, CscError
+from csc.pipelines.study import order_for
+from csc.steps.collect import collect
+from csc.study.cells import DataSource
+from csc.study.spec import Row, Study
 from tests.trained import metrics, record
 
 CONTRACTS: tuple[Any, ...] = (
@@ -94,6 +99,43 @@ def test_an_origin_survives_being_a_parameter():
     for text, said in [("{", "not readable as JSON"), ("{}", "missing key 'data'"), ("[]", "expected object")]:
         with pytest.raises(BadData, match=f"^parameter origin: .*{said}"):
             Origin.from_json(text)
+
+
+STUDY = Study("mine", "Mine", (Row("CSC", "csc"), Row("LwF", "lwf")), ("voc-b0c4",), seeds=(0,))
+PLACES = {"voc": DataSource("s3://bucket/voc", 20)}
+
+
+def test_the_order_of_a_study_survives_being_a_parameter():
+    order = StudyOrder.from_json(order_for(STUDY, PLACES, {"voc-b0c4 · LwF · seed 0"}))
+    assert order.study_as(Study) == STUDY
+    assert (order.sources["voc"].data, order.sources["voc"].classes, order.tried) == ("s3://bucket/voc", 20, (1,))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"study": {"name": "mine"}}, "study: missing key 'title'"),
+        ({"study": {"name": "mine", "title": 3}}, "study: expected str, got int in title"),
+        ({"sources": {"voc": {"data": "s3://bucket/voc"}}}, "missing key 'classes' in sources"),
+        ({"tried": [-1]}, "expected int >= 0 in tried"),
+        ({"tried": [2]}, "tried: no cell 2; the study has 2, from 0"),
+        ({"cells": []}, "unknown key 'cells'"),
+    ],
+)
+def test_an_order_that_breaks_its_contract_is_refused_before_anything_is_written(
+    change: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("csc.steps.collect._described", lambda source: DataSource(source.data, source.classes))
+    order = json.loads(order_for(STUDY, PLACES, {"voc-b0c4 · LwF · seed 0"})) | change
+    with pytest.raises(BadData, match=f"^parameter order: {said}") as caught:
+        collect(json.dumps(order), *(str(tmp_path / name) for name in ("page", "table", "files")))
+    assert len(str(caught.value).splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_order_that_collect_would_refuse_is_refused_before_its_runs():
+    with pytest.raises(BadData, match=r"study 'mine': 'Mine\\x1b\[2J' has characters that a terminal obeys"):
+        order_for(msgspec.structs.replace(STUDY, title="Mine\x1b[2J"), PLACES, set())
 
 
 def test_a_number_that_is_not_finite_is_never_written(tmp_path: Path):
