@@ -91,7 +91,7 @@ def _engine() -> "Iterator[DockerClient]":
 
 def _images(package: Path) -> set[str]:
     """The images that a compiled pipeline names."""
-    specification = next(yaml.safe_load_all(package.read_text(encoding="utf-8")))
+    specification = next(yaml.load_all(package.read_text(encoding="utf-8"), yaml.CSafeLoader))
     return {executor["container"]["image"] for executor in specification["deploymentSpec"]["executors"].values()}
 
 
