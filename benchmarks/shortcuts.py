@@ -29,7 +29,9 @@ print(time.perf_counter() - started)
 def shortcuts() -> list[Result]:
     """How much faster the code is with each shortcut than without it."""
     plain, eager = (_first_update(*kind) for kind in (("torch.optim", "Adam"), ("csc.training.optimiser", "EagerAdam")))
-    update = Result("shortcuts", "first update of a process", plain / eager, 2.0, "torch's Adam, which loads a compiler")
+    update = Result(
+        "shortcuts", "first update of a process", plain / eager, 2.0, "torch's Adam, which loads a compiler"
+    )
     return [*(_folded(*case) for case in CASES), update]
 
 

@@ -6,8 +6,8 @@ code/csc/           as much of this library as it takes to load and predict
 requirements.txt    what it needs, at the versions it was trained with; conda.yaml and python_env.yaml say the same
 input_example.json  an image as base64; serving_input_example.json is a whole request to `mlflow models serve`
 
-`mlflow.pyfunc.save_model` writes the same files in half a second. But it needs pandas, which the image of this step does
-not have: there is only MLflow's client, without the packages of its models.
+`mlflow.pyfunc.save_model` writes the same files in half a second, but it needs pandas. The image of this step does not
+have it: there is only MLflow's client.
 """
 
 import datetime
