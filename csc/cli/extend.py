@@ -10,7 +10,7 @@ from pathlib import Path
 from csc.artifacts import RegisteredTask
 from csc.cli.command import Command
 from csc.cli.preflight import preflight
-from csc.cli.run import overrides_of, run_here, show_results, shown_arguments, view_for
+from csc.cli.run import display_for, overrides_of, run_here, show_results, shown_arguments
 from csc.cli.submit import check_edited, check_on_cluster, endpoint_arguments, open_endpoint, run_arguments, send
 from csc.cli.workdir import use_profile, use_workdir
 from csc.config import Config, differences, resolve
@@ -19,7 +19,7 @@ from csc.config.tree import merged
 from csc.data.dataset import Dataset
 from csc.errors import BadConfig, BadData, BadModel
 from csc.model import ModelCard
-from csc.pipelines.local.view import View
+from csc.pipelines.local.display import Display
 from csc.pipelines.profile import SHIPPED, Profile, on_this_machine, read_profile, run_defaults
 from csc.scenario import Scenario
 from csc.storage import absolute
@@ -98,17 +98,17 @@ def _extend(arguments: Namespace) -> int:
     config = _settings(arguments, card)
     test = absolute(arguments.test) if arguments.test else ""
     extension = _Extension(before, card, config, absolute(arguments.data), test, dataset.classes)
-    view = view_for(arguments, [*card.groups, len(dataset.classes)])
+    display = display_for(arguments, [*card.groups, len(dataset.classes)])
     new = ", ".join(dataset.classes)
-    view.say(f"{before.model.uri} knows {len(card.classes)} classes; task {extension.task} brings {new}")
+    display.say(f"{before.model.uri} knows {len(card.classes)} classes; task {extension.task} brings {new}")
     if not test:
-        view.say("old classes have no labels in the new data and are not judged; --test names data that have some")
+        display.say("old classes have no labels in the new data and are not judged; --test names data that have some")
     if arguments.submit:
         return _submit(arguments, profile, extension)
-    return _run(arguments, profile, workdir, extension, view)
+    return _run(arguments, profile, workdir, extension, display)
 
 
-def _run(arguments: Namespace, profile: Profile, workdir: Path, extension: _Extension, view: View) -> int:
+def _run(arguments: Namespace, profile: Profile, workdir: Path, extension: _Extension, display: Display) -> int:
     scenario, config, before = extension.scenario.name, extension.config, extension.before.model
     preflight(config, workdir, in_containers=arguments.runner == "docker")
     key = config.fingerprint(scenario, extension.data, extension.test, before.fingerprint)
@@ -119,7 +119,7 @@ def _run(arguments: Namespace, profile: Profile, workdir: Path, extension: _Exte
     def compile_to(package: Path) -> None:
         extension.compile_to(package, on_this_machine(profile))
 
-    run = run_here(arguments, workdir, name, facts, compile_to, inputs, view)
+    run = run_here(arguments, workdir, name, facts, compile_to, inputs, display)
     if run is None:
         return 1
     fingerprint = Dataset.open(extension.data).fingerprint

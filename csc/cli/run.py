@@ -18,9 +18,9 @@ from csc.config import Config, differences, parse_overrides, resolve
 from csc.data.dataset import Dataset
 from csc.data.ingest.digits import VERSION
 from csc.errors import BadData, BadScenario
+from csc.pipelines.local.display import Display, PlainDisplay
 from csc.pipelines.local.interrupts import interruptible
 from csc.pipelines.local.lock import close_runs_on_failure, locked
-from csc.pipelines.local.view import PlainView, View
 from csc.pipelines.profile import SHIPPED, Profile, on_this_machine, read_profile, run_defaults
 from csc.pipelines.window import Window
 from csc.scenario import CLASS_COUNTS, PAPER_SCENARIOS, Scenario
@@ -37,12 +37,12 @@ __all__ = [
     "COMPILE",
     "RUN",
     "class_count",
+    "display_for",
     "overrides_of",
     "run_here",
     "scenario_arguments",
     "show_results",
     "shown_arguments",
-    "view_for",
 ]
 
 
@@ -197,15 +197,15 @@ def _run(arguments: Namespace) -> int:
     preflight(plan.config, plan.workdir, makes_digits=makes_digits, in_containers=arguments.runner == "docker")
     from csc.pipelines.scenario import compile_pipeline
 
-    view = view_for(arguments, plan.scenario.sizes(plan.classes))
-    view.say(plan.scenario.announcement(plan.classes))  # nonsense is refused before anything is written
+    display = display_for(arguments, plan.scenario.sizes(plan.classes))
+    display.say(plan.scenario.announcement(plan.classes))  # nonsense is refused before anything is written
 
     def compile_to(package: Path) -> None:
         profile = on_this_machine(plan.profile)
         compile_pipeline(plan.scenario, plan.classes, package, plan.overrides, profile, plan.window)
 
     inputs = {"data": plan.data, "config": plan.facts["config"]}
-    run = run_here(arguments, plan.workdir, plan.name, plan.facts, compile_to, inputs, view)
+    run = run_here(arguments, plan.workdir, plan.name, plan.facts, compile_to, inputs, display)
     if run is None:
         return 1
     page = plan.workdir / f"{page_name(plan.scenario.name, plan.config)}.html"
@@ -223,7 +223,7 @@ def run_here(
     facts: Mapping[str, str],
     compile_to: Callable[[Path], None],
     inputs: Mapping[str, str],
-    view: View,
+    display: Display,
 ) -> "LocalRun | None":
     """Run a pipeline on this machine, in one process at a time; none if a step crashed, which is told then.
 
@@ -234,7 +234,7 @@ def run_here(
         facts: what tracking knows the run by, see `csc.tracking.tracked_run.close_run`.
         compile_to: writes the compiled pipeline.
         inputs: its run-time arguments, but for the checkpoints.
-        view: shows what happens.
+        display: shows what happens.
     """
     from csc.pipelines.local.runner import StepCrashed, run_compiled
 
@@ -245,7 +245,7 @@ def run_here(
         variables = {"TMPDIR": str(temporary)} if arguments.runner != "docker" else {}
         try:
             with close_runs_on_failure(facts):
-                run = run_compiled(package, given, workdir, view, runner=arguments.runner, variables=variables)
+                run = run_compiled(package, given, workdir, display, runner=arguments.runner, variables=variables)
         except StepCrashed as error:
             print(error, file=sys.stderr)
             return None
@@ -267,16 +267,16 @@ def _dry_run(plan: _Plan) -> int:
     return 0
 
 
-def view_for(arguments: Namespace, sizes: Sequence[int]) -> View:
-    """What the person sees: a live view on a terminal, plain lines elsewhere, or nothing."""
+def display_for(arguments: Namespace, sizes: Sequence[int]) -> Display:
+    """What the person sees: a live display on a terminal, plain lines elsewhere, or nothing."""
     out = sys.stderr if arguments.json else sys.stdout
     if arguments.quiet:
-        return View()
+        return Display()
     if arguments.verbose or not out.isatty() or os.environ.get("TERM") == "dumb":
-        return PlainView(out, verbose=arguments.verbose)
-    from csc.pipelines.local.live import LiveView
+        return PlainDisplay(out, verbose=arguments.verbose)
+    from csc.pipelines.local.live_display import LiveDisplay
 
-    return LiveView(out, dict(enumerate(sizes, start=1)))
+    return LiveDisplay(out, dict(enumerate(sizes, start=1)))
 
 
 def show_results(arguments: Namespace, run: "LocalRun", page: Path, model: str, key: str, task: int) -> None:

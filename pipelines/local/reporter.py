@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, TextIO
 
 from csc.data.progress import Report
-from csc.pipelines.local.view import View
+from csc.pipelines.local.display import Display
 from csc.report.text import printable
 
 __all__ = ["RunReporter", "step_titles"]
@@ -38,57 +38,57 @@ def step_titles(spec: Any) -> dict[str, str]:
 
 
 class RunReporter:
-    """Is told of every step, and tells a log and a view; `titles` are those of `step_titles`."""
+    """Is told of every step, and tells a log and a display; `titles` are those of `step_titles`."""
 
-    def __init__(self, view: View, log: TextIO, titles: Mapping[str, str]) -> None:
-        self.view, self.log, self.titles = view, log, titles
+    def __init__(self, display: Display, log: TextIO, titles: Mapping[str, str]) -> None:
+        self.display, self.log, self.titles = display, log, titles
         self.reused: list[str] = []
         self.seconds: dict[str, float] = {}
         self.error: str | None = None
         self.current = ""
         self.tail: list[str] = []
-        self._inputs_told = False
+        self._inputs_printed = False
         self._started = time.monotonic()
-        view.expect(titles.values())
+        display.expect(titles.values())
 
     def begin(self, name: str) -> None:
         """A step begins."""
-        self.current, self.tail, self._inputs_told = self.titles.get(name, name), [], False
+        self.current, self.tail, self._inputs_printed = self.titles.get(name, name), [], False
         self._started = time.monotonic()
-        self.view.begin(self.current)
+        self.display.begin(self.current)
 
     def line(self, line: str) -> None:
         """The step has printed a line."""
         if report := Report.parse(line):
-            self.view.progress(report)
+            self.display.progress(report)
             return
         self.log.write(f"{line}\n")
         self.log.flush()
         self.tail = [*self.tail[-30:], line]
-        if line == _END_OF_INPUTS and not self._inputs_told:
-            self.tail, self._inputs_told = [], True
+        if line == _END_OF_INPUTS and not self._inputs_printed:
+            self.tail, self._inputs_printed = [], True
         if error := _OUR_ERROR.match(line.strip()):
             self.error = error["message"]
-        self.view.line(printable(line.expandtabs().strip()))
+        self.display.line(printable(line.expandtabs().strip()))
 
     def end(self, code: int) -> None:
         """The step has ended."""
         self.seconds[self.current] = time.monotonic() - self._started
         if code == 0:
-            self.view.end(self.current, self.seconds[self.current])
+            self.display.end(self.current, self.seconds[self.current])
 
     def reuse(self, name: str) -> None:
         """A step's earlier outputs are used again."""
         title = self.titles.get(name, name)
         self.reused.append(title)
         self.log.write(f"{title} reused\n")
-        self.view.reuse(title)
+        self.display.reuse(title)
 
     def repair(self, name: str, output: str) -> None:
         """An output of a step is damaged, so the step runs again."""
         line = f"{self.titles.get(name, name)}: {output} has changed since it was written; the step runs again"
         self.log.write(f"{line}\n")
-        self.view.say(line)
+        self.display.say(line)
 
     @property
     def reason(self) -> str:

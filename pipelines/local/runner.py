@@ -17,11 +17,11 @@ from kfp import components, local
 from csc.errors import CscError
 from csc.pipelines.local.cache import StepCache, cache_folder, cached_steps
 from csc.pipelines.local.containers import containers_for
+from csc.pipelines.local.display import Display, PlainDisplay
 from csc.pipelines.local.interrupts import raise_if_interrupted
 from csc.pipelines.local.processes import import_libraries_once, run_process
 from csc.pipelines.local.reporter import RunReporter, step_titles
 from csc.pipelines.local.steps import Start, Step, steps_run_by
-from csc.pipelines.local.view import PlainView, View
 from csc.tracking.server import tracking_uri
 
 __all__ = ["LocalRun", "Runner", "StepCrashed", "StepRefused", "run_compiled"]
@@ -51,7 +51,7 @@ def run_compiled(
     package: Path,
     arguments: Mapping[str, str],
     workdir: Path,
-    view: View | None = None,
+    display: Display | None = None,
     *,
     runner: Runner = "forked",
     variables: Mapping[str, str] = {},
@@ -62,7 +62,7 @@ def run_compiled(
         package: YAML made by `compile_pipeline`, named after the run; outputs, cache and logs have the same name.
         arguments: run-time arguments of the pipeline.
         workdir: folder of outputs, cache and logs.
-        view: shows what happens; plain lines if none is given.
+        display: shows what happens; plain lines if none is given.
         runner: whether a step is a fork of a process that has imported everything, a fresh process in this
             environment, or one in a container of its image.
         variables: of the environment of all steps.
@@ -75,9 +75,9 @@ def run_compiled(
         log = workdir / "logs" / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("w", encoding="utf-8") as file:
-            view = view or PlainView(sys.stdout)
-            reporter = RunReporter(view, file, step_titles(pipeline.pipeline_spec))
-            shared = {**variables, **({"CSC_PROGRESS": "1"} if view.reports else {})}
+            display = display or PlainDisplay(sys.stdout)
+            reporter = RunReporter(display, file, step_titles(pipeline.pipeline_spec))
+            shared = {**variables, **({"CSC_PROGRESS": "1"} if display.reports else {})}
             cache = StepCache(cache_folder(workdir, name, tracking_uri()), reporter.reuse, reporter.repair)
             cached = cached_steps(pipeline.pipeline_spec)
 
@@ -93,7 +93,7 @@ def run_compiled(
                 return code
 
             try:
-                with steps_run_by(run_step), view, _kfp_output_in(file):
+                with steps_run_by(run_step), display, _kfp_output_in(file):
                     outputs = pipeline(**arguments).outputs
             except RuntimeError:  # of kfp: a step failed
                 if reporter.error is not None:

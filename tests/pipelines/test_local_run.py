@@ -13,18 +13,20 @@ from pathlib import Path
 import pytest
 from kfp import compiler, components, dsl
 
+from csc.data.ingest.coco import ingest_coco
 from csc.errors import BadData, Terminated
-from csc.pipelines.local import runner
-from csc.pipelines.local import view as views
+from csc.pipelines.local import display, runner
 from csc.pipelines.local.cache import cache_folder
+from csc.pipelines.local.display import PlainDisplay
 from csc.pipelines.local.interrupts import interruptible
 from csc.pipelines.local.lock import LONGEST_TEMPORARY, locked
 from csc.pipelines.local.reporter import RunReporter, step_titles
 from csc.pipelines.local.steps import Show, Step
-from csc.pipelines.local.view import PlainView
 from csc.pipelines.scenario import compile_pipeline
 from csc.pipelines.window import Window
 from csc.scenario import Scenario
+from csc.steps.ingest import ingest
+from tests.builders import make_coco
 
 DIGITS = Scenario.parse("digits-b0c4")
 
@@ -41,11 +43,11 @@ def all_titles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture
 def reporter(all_titles: dict[str, str]) -> RunReporter:
-    return RunReporter(PlainView(io.StringIO()), io.StringIO(), all_titles)
+    return RunReporter(PlainDisplay(io.StringIO()), io.StringIO(), all_titles)
 
 
 def said(reporter: RunReporter) -> list[str]:
-    return reporter.view.out.getvalue().splitlines()
+    return reporter.display.out.getvalue().splitlines()
 
 
 def test_titles_are_those_of_the_pipeline_whatever_kfp_calls_the_steps(all_titles: dict[str, str], tmp_path: Path):
@@ -83,6 +85,21 @@ def test_lines_of_our_steps_are_shown_all_others_only_logged(reporter: RunReport
     assert "some library talks" in reporter.log.getvalue()
 
 
+def test_a_run_says_whose_preset_an_unknown_data_set_has(
+    reporter: RunReporter, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking")
+    data = ingest_coco(make_coco(tmp_path / "raw"), tmp_path / "set", "animals").path
+    capsys.readouterr()
+    ingest("animals-b0c2", str(data))
+    reporter.begin("ingest")
+    for line in capsys.readouterr().out.splitlines():
+        reporter.line(line)
+    shown = said(reporter)
+    assert shown[1].startswith("  data: train ")
+    assert shown[2].startswith("  note: no preset is named 'animals': settings are those of 'coco'")
+
+
 def test_what_a_stopped_step_said_begins_after_the_inputs_that_kfp_tells(reporter: RunReporter):
     for step in ("train", "train-2"):
         reporter.begin(step)
@@ -98,14 +115,14 @@ def test_a_step_that_says_nothing_for_long_is_reported_ever_more_rarely(reporter
     reporter.line("Retrying: connection refused")
     start = time.monotonic()
     for seconds in range(0, 500, 10):
-        reporter.view.break_silence(start + seconds)
+        reporter.display.break_silence(start + seconds)
     last = "its last line: Retrying: connection refused"
     assert said(reporter)[1:] == [f"  running for {seconds} s; {last}" for seconds in (60, 120, 240, 480)]
 
 
 def test_silence_is_watched_while_kfp_runs(reporter: RunReporter, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(views, "_SILENCE", 0.5)
-    with reporter.view:
+    monkeypatch.setattr(display, "_SILENCE", 0.5)
+    with reporter.display:
         reporter.begin("train")
         time.sleep(1.2)
     assert said(reporter)[1].endswith("its last line: no output yet")
@@ -187,7 +204,7 @@ def test_no_step_begins_after_a_signal_whose_exception_was_lost(
     compiler.Compiler().compile(two_steps, str(tmp_path / "two.yaml"))
     before = signal.getsignal(number)
     with interruptible(), pytest.raises(kind) as raised:
-        runner.run_compiled(tmp_path / "two.yaml", {}, tmp_path, PlainView(io.StringIO()))
+        runner.run_compiled(tmp_path / "two.yaml", {}, tmp_path, PlainDisplay(io.StringIO()))
     assert type(raised.value) is kind
     assert len(begun) == 1
     assert signal.getsignal(number) is before

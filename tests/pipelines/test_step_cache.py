@@ -11,6 +11,7 @@ from kfp import compiler, dsl
 
 from csc.pipelines.local import runner
 from csc.pipelines.local.cache import StepCache
+from csc.pipelines.local.interrupts import interruptible
 from csc.pipelines.local.steps import Show, Step
 from csc.pipelines.scenario import Results
 
@@ -191,7 +192,8 @@ def test_a_reused_step_gives_kfp_what_it_gave_before_and_one_without_cache_alway
     monkeypatch.setattr(runner, "_started_by", lambda *_: contextlib.nullcontext(start))
     compiler.Compiler().compile(both, str(tmp_path / "both.yaml"))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking")
-    first, second = (runner.run_compiled(tmp_path / "both.yaml", {}, tmp_path) for _ in range(2))
+    with interruptible():  # as commands run it
+        first, second = (runner.run_compiled(tmp_path / "both.yaml", {}, tmp_path) for _ in range(2))
     assert (ran.count("report"), ran.count("look")) == (1, 2)
     assert (first.reused, second.reused) == ((), ("report",))
     assert (first.table, first.page) == (second.table, second.page)

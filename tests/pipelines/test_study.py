@@ -68,7 +68,9 @@ def voc(tmp_path):
     folder = tmp_path / "voc"
     folder.mkdir()
     card = {"name": "voc", "classes": [f"c{n:02d}" for n in range(20)], "splits": SPLITS, "fingerprint": "f" * 64}
-    (folder / "dataset.json").write_text(json.dumps({**card, "source": {"kind": "voc2007"}, "difficult_is_member": False}))
+    (folder / "dataset.json").write_text(
+        json.dumps({**card, "source": {"kind": "voc2007"}, "difficult_is_member": False})
+    )
     return folder
 
 

@@ -1,4 +1,4 @@
-"""What a person sees of a run: nothing, plain lines, or a live view (`csc.pipelines.local.live`)."""
+"""What a person sees of a run: nothing, plain lines, or a live display (`csc.pipelines.local.live_display`)."""
 
 import re
 import threading
@@ -8,9 +8,9 @@ from typing import Self, TextIO
 
 from csc.data.progress import Report
 
-__all__ = ["PlainView", "View", "worth_showing"]
+__all__ = ["Display", "PlainDisplay", "worth_showing"]
 
-_WORTH_SHOWING = re.compile(r"task \d|data: |retry: ")  # how our steps begin their lines; the rest is in the log
+_WORTH_SHOWING = re.compile(r"task \d|data: |note: |retry: ")  # how our steps begin their lines; the rest is in the log
 _SILENCE = 60.0  # seconds after which a step that says nothing is reported; doubled each time
 
 
@@ -19,7 +19,7 @@ def worth_showing(line: str) -> bool:
     return bool(_WORTH_SHOWING.match(line))
 
 
-class View:
+class Display:
     """Is told what happens, and shows nothing of it."""
 
     reports = False  # whether steps shall report their progress within a line of their own
@@ -52,14 +52,14 @@ class View:
         """The outputs of a step are those of an earlier run."""
 
 
-class PlainView(View):
+class PlainDisplay(Display):
     """Plain lines, for pipes and logs; with `verbose`, everything that the steps print."""
 
     def __init__(self, out: TextIO, *, verbose: bool = False) -> None:
         self.out, self.verbose = out, verbose
         self.current = self.last = ""
         self._started = self._shown = time.monotonic()
-        self._patience = _SILENCE
+        self._silence_limit = _SILENCE
         self._ended = threading.Event()
 
     def __enter__(self) -> Self:
@@ -90,8 +90,8 @@ class PlainView(View):
 
     def break_silence(self, now: float) -> None:
         """Say what a step is at if nothing was shown for long: it may wait for a server, or compute."""
-        if self.current and now - self._shown > self._patience:
-            self._patience *= 2
+        if self.current and now - self._shown > self._silence_limit:
+            self._silence_limit *= 2
             self._print(f"  running for {now - self._started:.0f} s; its last line: {self.last}")
 
     def _watch(self) -> None:
@@ -100,7 +100,7 @@ class PlainView(View):
 
     def say(self, line: str) -> None:
         """Print it."""
-        self._shown, self._patience = time.monotonic(), _SILENCE
+        self._shown, self._silence_limit = time.monotonic(), _SILENCE
         self._print(line)
 
     def _print(self, line: str) -> None:

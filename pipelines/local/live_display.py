@@ -1,4 +1,4 @@
-"""A live view of a run, for a terminal: finished tasks, the step at work with its bar, and how long it will take."""
+"""A live display of a run, for a terminal: finished tasks, the step at work with its bar, and how long it will take."""
 
 import re
 import time
@@ -13,9 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from csc.data.progress import Report, duration
-from csc.pipelines.local.view import View, worth_showing
+from csc.pipelines.local.display import Display, worth_showing
 
-__all__ = ["Forecast", "LiveView"]
+__all__ = ["Forecast", "LiveDisplay"]
 
 _TASK = re.compile(r"task (\d+) · (.+)")
 _RESULT = re.compile(r"task \d+/\d+: (mAP .*?)( on .*)?$")
@@ -81,7 +81,7 @@ class Forecast:
         return size * (sum(known) / len(known) if known else default)
 
 
-class LiveView(View):
+class LiveDisplay(Display):
     """Lines for what is finished, and below them what is going on, drawn again several times a second.
 
     Args:
@@ -139,6 +139,8 @@ class LiveView(View):
             self.result = result[1]
         elif epoch := _EPOCH.match(line):
             self.losses = epoch[1]
+        elif line.startswith("note: "):
+            self.console.print(Text(f"  {line}"))  # in as many lines as it takes
         elif line.startswith("retry: ") or " · asked to stop · " in line:
             self._print(Text(f"  {line}", "yellow"))
         elif worth_showing(line):
