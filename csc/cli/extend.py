@@ -103,6 +103,8 @@ def _extend(arguments: Namespace) -> int:
     display.say(f"{before.model.uri} knows {len(card.classes)} classes; task {extension.task} brings {new}")
     if not test:
         display.say("old classes have no labels in the new data and are not judged; --test names data that have some")
+    if config.backbone.frozen and not method_class(config.method).solves:
+        display.say("a model of --method ridge learns new classes exactly, in one pass: docs/frozen-backbone.md")
     if arguments.submit:
         return _submit(arguments, profile, extension)
     return _run(arguments, profile, workdir, extension, display)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from csc.config import differences, resolve
-from csc.config.schema import EXECUTION_ONLY, Config
+from csc.config.schema import Config
 from csc.config.tree import flatten
 from csc.errors import BadConfig
 from csc.methods import kind_of
@@ -64,7 +64,7 @@ class Cell:
         if self.config is None or self.source is None or run.tags.get("csc.data") != self.source.fingerprint:
             return False
         known = resolve(self.scenario.dataset, {"method": self.row.method}).flat() | run.params
-        wanted = {key: value for key, value in self.config.flat().items() if key not in (*EXECUTION_ONLY, "init")}
+        wanted = {key: value for key, value in self.config.decisive().items() if key != "init"}
         if any(str(known.get(key)) != str(value) for key, value in wanted.items()):
             return False
         return _same_weights(self.config.init, str(known["init"]), run.tags.get("csc.initialisation", ""))

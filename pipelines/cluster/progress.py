@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from csc.config import resolve
-from csc.config.schema import EXECUTION_ONLY, Config
+from csc.config.schema import Config
 from csc.errors import CscError, TrackingError
 from csc.pipelines.cluster.steps import RunView
 from csc.pipelines.cluster.titles import loops
@@ -88,7 +88,7 @@ def _matching(
     if time.monotonic() > deadline:
         return []
     since = view.run.created_at.timestamp() if view.run.created_at else time.time()
-    wanted = {key: str(value) for key, value in config.flat().items() if key not in EXECUTION_ONLY}
+    wanted = {key: str(value) for key, value in config.decisive().items()}
     return [
         (run, tasks)
         for run, tasks in progress_since(scenario, config.method, config.seed, since)
