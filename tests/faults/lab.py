@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from csc.data.ingest.digits import ingest_digits
 from tests.faults.commands import SCENARIO, SMALL, Place
 from tests.faults.judge import facts
+from tests.tracked import fresh_database
 
 if TYPE_CHECKING:
     from tests.mlflow_server import Servers
@@ -56,6 +57,8 @@ class Lab:
         """What a run leaves that nothing disturbs; it is run when first asked for."""
         if name not in self.known:
             place = make() if make else self.run(folder=self.shared / name)
+            if not (place.work / "mlflow.db").exists():
+                fresh_database(place.work)
             place.finish()
             self.known[name] = facts(place, method)
         return self.known[name]

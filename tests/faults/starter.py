@@ -1,8 +1,9 @@
-"""Commands of `csc` that start at once: forks of a process that has imported what they need.
+"""Commands of `csc`, and scripts, that start at once: forks of a process that has imported what they need.
 
 To start Python and import everything, twice, takes twelve seconds of processor time; a hundred starts, twenty minutes.
 Here a process imports it once, starts the fork server that steps are forks of, and forks a command for each line it
-reads. From there on the command is what a person starts: a session of its own, its own environment, real steps.
+reads. From there on the command is what a person starts: a session of its own, its own environment, real steps. The
+cells of a study are forks too, in the study's session.
 """
 
 import atexit
@@ -10,6 +11,7 @@ import gc
 import importlib
 import json
 import os
+import runpy
 import shutil
 import signal
 import subprocess
@@ -21,23 +23,32 @@ from collections.abc import Mapping
 from functools import cache
 from multiprocessing import forkserver
 from pathlib import Path
-from typing import IO
+from types import SimpleNamespace
+from typing import IO, Any
 
 
 class Forked:
     """A command that was started here, with what we use of `subprocess.Popen`."""
 
     def __init__(
-        self, words: list[str], variables: Mapping[str, str], errors: str = "", place: str = "", terminal: str = ""
+        self,
+        words: list[str],
+        variables: Mapping[str, str],
+        errors: str = "",
+        place: str = "",
+        terminal: str = "",
+        *,
+        session: bool = True,
     ) -> None:
         """Start it.
 
         Args:
-            words: `python -m csc …`
+            words: `python -m csc …`, or `python SCRIPT.py …`.
             variables: its environment.
             errors: file for its errors, which are in its output otherwise.
             place: folder where it runs, if not the present one.
             terminal: device that it is started from and prints to; there is no `stdout` then.
+            session: whether it has a session of its own, or that of the process that it was forked from.
         """
         starter, self.server = _starter()
         self._folder = Path(tempfile.mkdtemp(prefix="csc-forked-"))
@@ -45,22 +56,24 @@ class Forked:
             os.mkfifo(self._folder / "output")
         assert starter.stdin is not None
         assert starter.stdout is not None
-        words, folder = words[3:], str(self._folder)  # without python -m csc
+        words, folder = words[3:] if words[1] == "-m" else words[1:], str(self._folder)
         request = {"words": words, "variables": dict(variables), "folder": folder, "errors": errors, "place": place}
-        request["terminal"] = terminal
+        request |= {"terminal": terminal, "session": session}
         starter.stdin.write(f"{json.dumps(request)}\n")
         starter.stdin.flush()
         self.pid = int(starter.stdout.readline())
         if not terminal:
             self.stdout: IO[str] = (self._folder / "output").open(errors="replace")
         self.returncode: int | None = None
+        self._reading = threading.Lock()  # several threads may wait for a cell
 
     def poll(self) -> int | None:
         """The exit code, if the command has ended."""
-        if self.returncode is None and (self._folder / "code").exists():
-            self.returncode = int((self._folder / "code").read_text())
-            shutil.rmtree(self._folder)
-        return self.returncode
+        with self._reading:
+            if self.returncode is None and (self._folder / "code").exists():
+                self.returncode = int((self._folder / "code").read_text())
+                shutil.rmtree(self._folder)
+            return self.returncode
 
     def wait(self, timeout: float = 60.0) -> int:
         """The exit code, once the command has ended."""
@@ -70,6 +83,11 @@ class Forked:
                 raise subprocess.TimeoutExpired("csc", timeout)
             time.sleep(0.01)
         return code
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGTERM)
 
 
 def finished(
@@ -106,20 +124,58 @@ def main() -> None:
     server = forkserver._forkserver  # type: ignore[attr-defined]
     server.ensure_running = forkserver.ensure_running = lambda: None
     print(server._forkserver_pid, flush=True)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who wait for commands
-    for line in sys.stdin:
-        request = json.loads(line)
-        if os.fork() == 0:
-            _keep(**request)
+    _fork_commands(sys.stdin, sys.stdout)
     _end(0)
 
 
-def _keep(words: list[str], variables: dict[str, str], folder: str, errors: str, place: str, terminal: str) -> None:
+def _fork_commands(requests: IO[str], answers: IO[str]) -> None:
+    """Fork a command for each request."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who wait for commands
+    for line in requests:
+        if os.fork() == 0:
+            _keep(answers, **json.loads(line))
+
+
+def _fork_cells() -> None:
+    """Let this command fork the cells of its study, by a process that is forked here, before there are threads."""
+    global _starter
+    (asked, ask), (told, tell) = os.pipe(), os.pipe()
+    if os.fork() == 0:
+        os.close(ask)  # it ends when the study does
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1, 2):
+            os.dup2(nothing, stream)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, which is for the cells
+        _fork_commands(os.fdopen(asked), os.fdopen(tell, "w"))
+        os._exit(0)
+    os.close(asked)
+    os.close(tell)
+    starter: Any = SimpleNamespace(stdin=os.fdopen(ask, "w"), stdout=os.fdopen(told))
+    _starter = lambda: (starter, 0)  # type: ignore[assignment] # noqa: E731
+    from csc.study import local
+
+    def start(words: list[str], env: Mapping[str, str], **_: object) -> Forked:
+        return Forked(words, env, session=False)
+
+    local.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": start})  # type: ignore[assignment]
+
+
+def _keep(
+    answers: IO[str],
+    words: list[str],
+    variables: dict[str, str],
+    folder: str,
+    errors: str,
+    place: str,
+    terminal: str,
+    session: bool,
+) -> None:
     """Fork a command, say which process it is, wait for it and write down its exit code."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     pid = os.fork()
     if pid == 0:
-        os.setsid()  # a terminal that is opened next is the one of its session, whose Ctrl-C it gets
+        if session:
+            os.setsid()  # a terminal that is opened next is the one of its session, whose Ctrl-C it gets
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a script ignores it for what runs in its background
         os.dup2(os.open(terminal or os.devnull, os.O_RDONLY), 0)
         os.dup2(os.open(terminal or f"{folder}/output", os.O_WRONLY), 1)
@@ -128,14 +184,25 @@ def _keep(words: list[str], variables: dict[str, str], folder: str, errors: str,
         os.environ.clear()
         os.environ.update(variables)
         tempfile.tempdir = None  # to be chosen by our TMPDIR
-        from csc.cli import main
-
-        _end(main(words))
-    print(pid, flush=True)
+        _end(_execute(words))
+    print(pid, file=answers, flush=True)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     Path(folder, "new").write_text(str(code))
     Path(folder, "new").rename(f"{folder}/code")
     os._exit(0)
+
+
+def _execute(words: list[str]) -> int:
+    """Be a command of `csc`, or a script; return the exit code."""
+    if words[0].endswith(".py"):
+        sys.argv, sys.path[0] = words, str(Path(words[0]).absolute().parent)
+        runpy.run_path(words[0], run_name="__main__")
+        return 0
+    if words[0] == "study":
+        _fork_cells()
+    from csc.cli import main
+
+    return main(words)
 
 
 def _end(code: int) -> None:

@@ -12,13 +12,18 @@ from csc.data.ingest.digits import VERSION, ingest_digits
 from tests.builders import make_coco, make_voc, zipped
 from tests.faults.starter import finished
 from tests.integration.conftest import environment
+from tests.tracked import fresh_database
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 ELSEWHERE = ("make", "source", "cp", "csc submit", "csc status", "csc logs", "csc ui", "csc serve", "pip")
 TWO_TASKS = ("digits-b0c2", "digits-b0c5")  # two are as good as five here
 SHORT = {  # added to a command: it is known to work, what is tested is that the page says it right
-    "run": ["--set", "train.epochs=1", "--set", "backbone.name=test_byobnet", "--set", "init=scratch"],
+    "run": [
+        word
+        for item in ("train.epochs=1", "backbone.name=test_byobnet", "init=scratch", "input.size=32")
+        for word in ("--set", item)
+    ],
     "study": ["--dry-run"],
 }
 
@@ -41,6 +46,8 @@ def folder(tmp_path: Path) -> Path:
     ingest_digits(tmp_path / "work" / "data" / f"digits-{VERSION}", train=120, test=40, size=32)
     make_coco(tmp_path / "pets", train="instances_train.json", test="instances_val.json")
     zipped(make_voc(tmp_path / "voc").parents[1], tmp_path / "VOCtrainval+test.zip")
+    for work in ("work", "by-hand"):  # to make a database takes as long as a run; that it is made is tested elsewhere
+        fresh_database(tmp_path / work)
     return tmp_path
 
 
@@ -49,24 +56,23 @@ def succeeded(done: "subprocess.CompletedProcess[str]") -> None:
 
 
 def execute(words: list[str], folder: Path) -> None:
-    """Run a command of `csc` in a folder."""
-    succeeded(finished([sys.executable, "-m", "csc", *words], environment(), str(folder)))
+    """Run what follows `python` in a folder."""
+    succeeded(finished([sys.executable, *words], environment(), str(folder)))
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md", "docs/library.md"])
 def test_what_a_page_says_to_type_works_in_its_order(page: str, folder: Path):
     ran = 0
     if page == "README.md":  # `make run` is this command
-        execute(["run", TWO_TASKS[1], *SHORT["run"]], folder)
+        execute(["-m", "csc", "run", TWO_TASKS[1], *SHORT["run"]], folder)
     for language, written in blocks(page):
         text = written.replace(*TWO_TASKS)
         if language == "python":
             (folder / "snippet.py").write_text(text, encoding="utf-8")
-            script = [sys.executable, "snippet.py"]
-            succeeded(subprocess.run(script, cwd=folder, env=environment(), capture_output=True, text=True))
+            execute(["snippet.py"], folder)
             ran += 1
         elif not language:
             for _, *words in commands(text):
-                execute([*words, *SHORT.get(words[0], [])], folder)
+                execute(["-m", "csc", *words, *SHORT.get(words[0], [])], folder)
                 ran += 1
     assert ran

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import subprocess
 
 import pytest
 import yaml
@@ -13,14 +14,14 @@ from tests.tracked import fresh_database
 
 pytestmark = pytest.mark.slow
 
-SMALL = ("train.epochs=1", "train.batch_size=32", "backbone.name=test_byobnet", "cigcn.width=16")
+SMALL = ("train.batch_size=32", "backbone.name=test_byobnet", "cigcn.width=16")
 STUDY = {
     "title": "Two methods and a mistake",
     "scenarios": ["digits-b0c5"],
     "seeds": [0],
     "rows": [
-        {"label": "LwF", "method": "lwf"},
-        {"label": "CSC", "method": "csc"},
+        {"label": "LwF", "method": "lwf", "settings": {"train": {"epochs": 1}}},
+        {"label": "CSC", "method": "csc", "settings": {"train": {"epochs": 4}}},  # far from its end when the other ends
         {"label": "broken", "method": "lwf", "settings": {"init": "/no/such/weights.safetensors"}},
     ],
     "order": [["CSC", "LwF"]],
@@ -81,8 +82,11 @@ def test_a_study_that_is_killed_goes_on_and_finished_cells_are_never_run_again(w
     assert files[".html"].count("<polyline") == 4  # two rows, drawn for a desk and for a phone
     assert not list((work / "checkpoints").iterdir())
 
-    again = csc(*words)
+    # As a person starts it; the others were forks, and so were their cells.
+    again = subprocess.run(command(*words), capture_output=True, text=True, env=environment(), timeout=600)
+    assert again.returncode == 1, again.stderr
     assert "1 run to do, on digits-b0c5" in again.stdout
+    assert "failed (1 of 3 cells): broken: init=/no/such/weights.safetensors: no such file" in again.stdout
     assert finished(work) == after
     narrow = csc(*words, "--methods", "csc")
     assert narrow.returncode == 0, narrow.stdout + narrow.stderr
@@ -96,7 +100,7 @@ def test_an_interrupt_stops_all_cells_and_leaves_no_run_open(words, tmp_path):
     victim, training = Forked(command(*words, "--methods", "csc", "--seeds", "0,1", "--verbose"), environment()), set()
     with victim.stdout as lines:
         for line in lines:
-            training |= {line.partition(" | ")[0]} if "task 1/2 · epoch 1/1" in line else set()
+            training |= {line.partition(" | ")[0]} if "task 1/2 · epoch 1/4" in line else set()
             if len(training) == 2:
                 break
         os.kill(victim.pid, signal.SIGINT)

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.s3 import free_ports
+from tests.tracked import fresh_database
 from tests.unit.test_deploy import found, mlflow_container
 
 pytestmark = pytest.mark.slow
@@ -43,7 +44,7 @@ def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
     subprocess.run([sys.executable, folder / "users.py"], env=variables, cwd=folder, check=True, capture_output=True)
     (named,) = (word for word in mlflow_container()["args"] if word.startswith("--app-name"))
     words = [sys.executable, "-m", "mlflow", "server", named, "--host", "127.0.0.1", "--port", str(port)]
-    words += ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--artifacts-destination", str(folder)]
+    words += ["--backend-store-uri", fresh_database(folder), "--artifacts-destination", str(folder)]
     words += ["--workers", "1"]
     with (folder / "log").open("wb") as log:
         server = subprocess.Popen(words, env=variables, cwd=folder, stdout=log, stderr=log, start_new_session=True)

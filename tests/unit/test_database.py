@@ -4,10 +4,7 @@ import multiprocessing
 import os
 import random
 import shutil
-import signal
 import sqlite3
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +18,7 @@ from csc.tracking.registry import fetch_model
 from tests.tracked import fresh_database
 from tests.trained import SCENARIO, trained
 
-MAKE = "import pathlib, sys, csc.tracking.database as made; made.make_database(pathlib.Path(sys.argv[1]))"
+FORKS = multiprocessing.get_context("fork")  # which have MLflow
 
 
 @pytest.mark.slow
@@ -29,12 +26,13 @@ def test_a_kill_at_any_moment_of_making_leaves_a_folder_that_works(tmp_path: Pat
     """Killed at random moments, again and again in one folder; what is there in between is a whole database or none."""
     database, chance = tmp_path / "mlflow.db", random.Random(0)
     for _ in range(4):
-        process = subprocess.Popen([sys.executable, "-c", MAKE, str(database)])
-        while process.poll() is None and not list(tmp_path.glob(".mlflow.db.new*")):
+        process = FORKS.Process(target=make_database, args=(database,))
+        process.start()
+        while process.is_alive() and not list(tmp_path.glob(".mlflow.db.new*")):
             time.sleep(0.01)
         time.sleep(chance.uniform(0, 1.5))
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.kill()
+        process.join()
         check_database(database)
         database.unlink(missing_ok=True)  # so that the next one has something to make
     make_database(database)
@@ -45,8 +43,8 @@ def test_a_kill_at_any_moment_of_making_leaves_a_folder_that_works(tmp_path: Pat
 @pytest.mark.slow
 def test_processes_that_start_together_share_one_database(tmp_path: Path):
     database = tmp_path / "mlflow.db"
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
-        pool.map(make_database, [database] * 2)
+    with FORKS.Pool(2) as pool:
+        pool.map(make_database, [database] * 2, chunksize=1)
     check_database(database)
     assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]
 

@@ -46,6 +46,13 @@ pytest_plugins = ["tests.s3"]
 ASKED = Retries(times=3, wait=60, factor=2, within=86400)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_old_to_search() -> None:
+    """Between two tries a step looks for garbage; in all that other tests have loaded, for a second each time."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The pauses between tries, each over as soon as it begins; nothing is asked for yet."""
@@ -356,6 +363,7 @@ def test_a_bucket_of_models_that_clients_use_themselves_may_be_back_unless_it_re
 
 
 @pytest.mark.slow
+@pytest.mark.services  # a real store is started, twice
 def test_a_store_that_is_stopped_and_started_again_costs_a_step_some_time(
     monkeypatch: pytest.MonkeyPatch, pauses: list[float], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -22,6 +22,7 @@ from csc.distributed.cluster import MOST_TRIES, Cluster, ClusterError
 from csc.distributed.trainjob import HARDENED, SHARED_MEMORY, job_name, stage, train_job, train_on_nodes
 from csc.errors import BadConfig, BadData
 from csc.scenario import Task
+from tests.tracked import fresh_database
 
 ROOT = Path(__file__).parents[2]
 KEY = "0123456789abcdef"
@@ -604,7 +605,7 @@ def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     from csc.steps.ingest import ingest
     from csc.steps.split_labels import split_labels
 
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", fresh_database(tmp_path))
     config = {
         "train": {"epochs": 1, "batch_size": 16, "nodes": 2, "workers": 0},
         "backbone": {"name": "test_byobnet"},
