@@ -1,7 +1,6 @@
 """Process the parts of a listing in one or several processes; the results do not depend on how many."""
 
 import contextlib
-import functools
 import multiprocessing
 import os
 import signal
@@ -51,12 +50,16 @@ def for_each_part(
     ):
         try:
             with _interrupts_blocked():  # in the workers, which this starts, for ever: only this process handles Ctrl-C
-                results = pool.map(functools.partial(_work, work), parts)
-            yield from results
+                results = [pool.submit(_work, work, part) for part in parts]
+            for result in results:
+                yield result.result()
         except BrokenProcessPool:
             raise resumable_error("a worker process was lost (memory may be short: try fewer --workers)") from None
         except (KeyboardInterrupt, GeneratorExit):
-            lifeline.close()  # ends the workers
+            lifeline.close()  # ends the workers; to cancel as well would let the pool stumble over what is cancelled
+            raise
+        except Exception:
+            pool.shutdown(wait=False, cancel_futures=True)  # no part is begun after one that failed
             raise
 
 
