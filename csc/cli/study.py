@@ -1,6 +1,5 @@
 """`csc study`: run the cells of a study that are not finished, and print its tables."""
 
-import os
 import sys
 import tempfile
 from argparse import ArgumentParser, Namespace
@@ -18,7 +17,7 @@ from csc.cli.submit import (
     send,
     warn_of_retries,
 )
-from csc.cli.workdir import use_workdir
+from csc.cli.workdir import use_profile, use_workdir
 from csc.config import parse_overrides
 from csc.data.dataset import Dataset
 from csc.data.ingest.digits import VERSION, ingest_digits
@@ -93,7 +92,7 @@ def _study(arguments: Namespace) -> int:
         return _compile(arguments, study, profile)
     if arguments.submit:
         return _submit(arguments, study, profile)
-    os.environ.update(profile.env | ({"MLFLOW_TRACKING_URI": profile.tracking.uri} if profile.tracking.uri else {}))
+    use_profile(profile)
     workdir = use_workdir(arguments.workdir)
     if arguments.markdown:
         return _tell(arguments, studies, profile, workdir)

@@ -48,10 +48,16 @@ _CARD, _KEY, _LOCK = "dataset.json", "partial/key", "partial/lock"
 
 def refuse_foreign(target: str | os.PathLike[str]) -> None:
     """Refuse a target that contains anything but a finished or unfinished data set."""
-    if exists(join(target, _CARD)) or exists(join(target, _KEY)):
+
+    def is_dataset() -> bool:
+        """Asked in this order: whoever makes the data set takes the key away once the card is there."""
+        return exists(join(target, _KEY)) or exists(join(target, _CARD))
+
+    if is_dataset():
         return
     is_file = not is_remote(target) and local_path(target).is_file()
-    if is_file or any(name != _LOCK for name, _ in list_below(target)):
+    foreign = is_file or any(name != _LOCK for name, _ in list_below(target))
+    if foreign and not is_dataset():  # else another process has begun since the first question
         raise BadData(f"{target}: exists and is not a data set; choose an empty or new folder for --out")
 
 
