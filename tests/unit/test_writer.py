@@ -210,6 +210,7 @@ def test_bad_listings_are_refused_before_an_image_is_read(
     assert contents(tmp_path) == before
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize(("workers", "place"), [(1, "set"), (1, "new/folders/set"), (2, "new/folders/set")])
 def test_a_bad_image_in_the_first_shard_leaves_nothing(workers: int, place: str, tmp_path: Path):
     bad = {row.image_id: BadData(f"{row.image_id}: broken image") for row in LONG[1::2]}
@@ -218,6 +219,7 @@ def test_a_bad_image_in_the_first_shard_leaves_nothing(workers: int, place: str,
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_bad_image_costs_no_shard_but_its_own(workers: int, tmp_path: Path):
     bad = {"10": BadData("10: broken image"), "07": BadData("07: broken image")}
@@ -415,6 +417,7 @@ def test_more_workers_than_shards_are_not_started(tmp_path: Path, monkeypatch: p
     assert write(tmp_path / "set", options=WriteOptions(workers=8)).splits["train"]["images"] == 3
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_second_try_makes_only_what_is_missing(workers: int, tmp_path: Path):
     options = WriteOptions(workers=workers, shard_rows=3)
