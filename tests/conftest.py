@@ -35,9 +35,9 @@ def _group(item: pytest.Item) -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the groups of slow tests: one that began last would keep the other processes waiting."""
-    quick = {_group(item) for item in items if not item.get_closest_marker("slow")}
-    items.sort(key=lambda item: _group(item) in quick)
+    """Begin with the groups that have slow tests: one that began last would keep the other processes waiting."""
+    slow = {_group(item) for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: _group(item) not in slow)
 
 
 def pytest_collection_finish() -> None:
