@@ -6,10 +6,10 @@
     DatasetFacts     dataset.json                  ingest                 people, and the pages of a cluster
     Split            split.json                    split_labels           build_dataset, train
     Training         training.json, in the model   train                  register
-    Scores           scores.parquet                evaluate               evaluate
-    Metrics          metrics.json                  evaluate               register
+    Scores           scores.parquet                evaluate               register, which keeps them for comparisons
+    Metrics          metrics.json                  evaluate               register, log_old_classes
     Evidence         evidence.parquet              evaluate               report
-    RegisteredTask   registered.json               register, prior        train, evaluate, register, report
+    RegisteredTask   registered.json               register, prior        the next task, report, log_old_classes
 
 Tables have modules of their own (`csc.data.views`, `csc.data.scores`, `csc.data.evidence`), and so has the model folder
 (`csc.model`). What does not follow its contract is refused in one line that names the file and the key. Every file has

@@ -18,7 +18,6 @@ from kfp.dsl.base_component import BaseComponent
 from csc.artifacts import StudyOrder
 from csc.components.collect.component import collect
 from csc.components.embed.component import embed
-from csc.config.schema import Config
 from csc.pipelines.package import STEPS, check_steps, steps_of, write_package
 from csc.pipelines.pods import apply
 from csc.pipelines.profile import Profile
@@ -46,9 +45,9 @@ class Loop(NamedTuple):
     @property
     def runs(self) -> list[Cell]:
         """The cells without those that ask for the same run as another."""
-        unique: dict[Config | None, Cell] = {}
+        unique: dict[str, Cell] = {}
         for cell in sorted(self.cells, key=lambda cell: cell.seed):
-            unique.setdefault(cell.config, cell)
+            unique.setdefault(cell.config.fingerprint() if cell.config else "", cell)
         return list(unique.values())
 
 

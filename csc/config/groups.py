@@ -92,7 +92,7 @@ class Train(Settings, frozen=True):
         backbone_lr_scale: factor of the learning rate for the backbone.
         weight_decay: pull of the weights towards zero.
         batch_norm: statistics: live, kept after the base task, or in the backbone those of the first weights; auto is
-            live from scratch, else frozen_after_base.
+            live from scratch, else frozen.
         schedule: how the learning rate changes within a task.
         pct_start: share of the steps in which it rises.
         clip: largest norm of the gradient; 0 for any.

@@ -73,7 +73,7 @@ class Config(Settings, frozen=True):
     release_quirks: ReleaseQuirks = ReleaseQuirks()
     register: Register = Register()
     memory: ClassVar[Memory] = Memory()  # of methods that never replay; others have a group of this name
-    statistics: ClassVar[Statistics] = Statistics()  # likewise, of methods without a prior
+    statistics: ClassVar[Statistics] = Statistics()  # likewise, of methods that draw no features
 
     def __post_init__(self) -> None:
         """Refuse settings that contradict each other."""
@@ -96,14 +96,14 @@ class Config(Settings, frozen=True):
             raise BadConfig(f"features.views={views}: without input.augment all views are the same; set it to 1")
 
     @property
-    def batch_norm(self) -> str:
+    def resolved_batch_norm(self) -> str:
         """What statistics of batch-norm do, with `auto` resolved.
 
-        The paper is silent; the released code keeps those of the base task. With trained weights that was better for
-        each method tried, from scratch it was worse (REPRODUCIBILITY.md).
+        The paper is silent; the released code keeps those of the base task. From trained weights, those of the weights
+        were better for each method tried, by far; from scratch live ones were (REPRODUCIBILITY.md).
         """
         chosen = self.train.batch_norm
-        return chosen if chosen != "auto" else "live" if self.init == "scratch" else "frozen_after_base"
+        return chosen if chosen != "auto" else "live" if self.init == "scratch" else "frozen"
 
     def of(self, kind: type[_Group]) -> _Group:
         """The group of a type that a method or a head declares."""

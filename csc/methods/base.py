@@ -89,14 +89,14 @@ class Method:
     heads: ClassVar[tuple[str, ...]] = ("linear", "ci_gcn")  # that it can build, the usual one first
     loss_settings: ClassVar[type[Loss]] = Loss
     memory_settings: ClassVar[type[Memory] | None] = Memory  # none if it never replays
-    own_settings: ClassVar[tuple[type[Settings], ...]] = ()  # groups that nothing else reads
+    own_settings: ClassVar[tuple[type[Settings], ...]] = ()  # groups that it reads, and its head may
     facts: ClassVar[tuple[str, ...]] = ()  # settings that it has to know of a data set
     takes_frozen_backbone: ClassVar[bool] = True
     needs_prior: ClassVar[bool] = False  # the frozen model of the task before gives its logits on each batch
     continues: ClassVar[bool] = True  # a task starts from the model before; otherwise from the initialisation
     needs_intermediates: ClassVar[bool] = False  # `distances` wants more of the networks than logits
     stores_logits: ClassVar[bool] = False  # an exemplar is kept with what the finished model says of it
-    solves: ClassVar[bool] = False  # `solve` gives the weights of a task; there are no steps
+    solves: ClassVar[bool] = False  # `solve` gives the head its weights; steps are taken only for the backbone
     draws: ClassVar[int] = 1  # independent batches of exemplars at each step, with `memory.replay=batch`
 
     def __init__(self, config: Config, state: "Mapping[str, Tensor] | None" = None) -> None:
@@ -123,13 +123,15 @@ class Method:
     @staticmethod
     def unread(config: Config) -> "frozenset[str]":
         """Settings that a run never reads because of its others, as `memory.rho` without a memory."""
-        off = {
-            "memory.sampler": config.memory.sampler == "none",
-            "statistics.replay": not config.statistics.replay,
-            "max_entropy.beta": config.max_entropy.beta == 0,
+        switches = {
+            "memory.sampler": config.memory.sampler != "none",
+            "statistics.replay": config.statistics.replay,
+            "max_entropy.beta": config.max_entropy.beta > 0,
         }
-        groups = {switch.partition(".")[0]: switch for switch, is_off in off.items() if is_off}
-        return frozenset(key for key in config.flat() if key != groups.get(key.partition(".")[0], key))
+        off = {switch.partition(".")[0]: switch for switch, is_on in switches.items() if not is_on}
+        return frozenset(
+            key for key in config.flat() for group in off if key.startswith(f"{group}.") and key != off[group]
+        )
 
     @classmethod
     def is_random(cls, config: Config) -> bool:
@@ -144,7 +146,7 @@ class Method:
     def begin(self, objective: "Objective") -> None:
         """Prepare for a task; called before its first step, and again by a try that resumes it."""
 
-    def frozen(self, network: "Network") -> Iterable[str]:
+    def frozen_parameters(self, network: "Network") -> Iterable[str]:
         """Names of parameters that must not learn in a task after the first."""
         return ()
 

@@ -117,7 +117,7 @@ class KRT(Method):
             counts = objective.labels()[:, -objective.new :].sum(0)
             self.state["labels"] = torch.cat([self.state.get("labels", counts[:0]), counts])
 
-    def frozen(self, network: "Network") -> Iterable[str]:
+    def frozen_parameters(self, network: "Network") -> Iterable[str]:
         """The old tasks' tokens and classifiers; another head has none."""
         from csc.nets.attention import IncrementalCrossAttention
 

@@ -62,25 +62,30 @@ class L3A(RidgeRegression):
         """The head of the task before, which gives the pseudo-labels."""
         return self._solution(self.state["A"], self.state["C"]) if "A" in self.state else None
 
-    def weighted(self, h: "Tensor", labels: "Tensor", prior: "Tensor | None") -> "tuple[Tensor, Tensor]":
-        """Labels with pseudo-labels of the old classes (B, n), and the weight of each image (B, 1)."""
+    def weighted(
+        self, h: "Tensor", labels: "Tensor", fresh: "Tensor", prior: "Tensor | None"
+    ) -> "tuple[Tensor, Tensor]":
+        """Labels with pseudo-labels of the old classes (B, n), and the weight of each image (B, 1).
+
+        An image that comes again and is counted once has its old labels from before, and needs no pseudo-labels.
+        """
         import torch
 
         settings = self.config.of(L3a)
         if prior is not None and settings.pseudo_labels:
             old = prior.shape[1]
-            pseudo = (h @ prior).sigmoid() > settings.pseudo_labels
+            pseudo = ((h @ prior).sigmoid() > settings.pseudo_labels) & (fresh > 0).unsqueeze(1)
             labels = torch.cat([labels[:, :old].maximum(pseudo.to(labels.dtype)), labels[:, old:]], dim=1)
         self._count("present", labels)
-        self.state["shown"] = self.state.get("shown", torch.zeros(())) + len(labels)
+        self.state["shown"] = self.state.get("shown", torch.zeros(())) + fresh.sum()
         if settings.weighting == "none":
-            return super().weighted(h, labels, prior)
+            return super().weighted(h, labels, fresh, prior)
         counts = self.state["counts"]
         of_class = (counts > 0) / counts.clamp(min=1).sqrt()
         of_class = len(counts) * of_class / of_class.sum()
         return labels, (labels @ of_class / labels.sum(1).clamp(min=1)).unsqueeze(1)
 
-    def share(self, A: "Tensor", C: "Tensor") -> "Tensor":
+    def class_frequencies(self, A: "Tensor", C: "Tensor") -> "Tensor":
         """See `ridge`; the sums are weighted here, shares are not."""
         return (self.state["present"] + 0.5) / (self.state["shown"] + 1)
 

@@ -96,15 +96,16 @@ class RidgeRegression(Method):
         """What is for steps: none are taken but by a backbone that learns in the base task."""
         learns = config.backbone.learns(is_base=True)
         groups = ("release_quirks.",) if learns else ("release_quirks.", "loss.", "train.")
-        of_steps = {key for key in config.flat() if key.startswith(groups)} | {"train.lr"}
-        of_one_pass = {"train.batch_size", "train.amp", "train.channels_last"}
-        return Method.unread(config) | (of_steps - of_one_pass)
+        of_steps = {key for key in config.flat() if key.startswith(groups)} | {"train.lr", "input.augment"}
+        read = {"train.batch_size", "train.amp", "train.channels_last"}  # of one pass without augmentation
+        if learns:
+            read |= {"release_quirks.no_shuffle", "input.augment"}
+        return Method.unread(config) | (of_steps - read)
 
     @classmethod
     def is_random(cls, config: Config) -> bool:
         """Only random features are, and a backbone that learns or whose weights are not given."""
-        learns = config.backbone.learns(is_base=True)
-        return config.of(Ridge).hidden > 0 or config.init == "scratch" or config.input.augment or learns
+        return config.of(Ridge).hidden > 0 or config.init == "scratch" or config.backbone.learns(is_base=True)
 
     def terms(self, step: Step) -> "dict[str, Tensor]":
         """The classification loss under which the backbone learns in the base task, if it does."""
@@ -116,7 +117,7 @@ class RidgeRegression(Method):
 
         settings, head = self.config.of(Ridge), cast("AnalyticHead", objective.network.head)
         pooled, labels = objective.features(head.pooled), objective.labels()
-        if not self.state and settings.standardise:
+        if "A" not in self.state and settings.standardise:
             head.standardise(pooled)
         size = head.linear.in_features + 1  # the last is the constant
         A = self.state.get("A", torch.zeros(size, size, dtype=torch.float64))
@@ -128,24 +129,26 @@ class RidgeRegression(Method):
             rows = slice(first, first + CHUNK)
             h = head.expanded(pooled[rows].to(objective.device)).cpu().double()
             h = torch.cat([h, h.new_ones(len(h), 1)], dim=1)
-            y, weights = self.weighted(h, labels[rows].double(), prior)
+            y, weights = self.weighted(h, labels[rows].double(), fresh[rows], prior)
             A = A + (weights * fresh[rows].unsqueeze(1) * h).T @ h
             C = C + (weights * h).T @ y
         self.state |= {"A": A, "C": C}
         W = self._solution(A, C)
-        head.load(W, *log_odds(A, C, W, self.share(A, C)))
+        head.load(W, *log_odds(A, C, W, self.class_frequencies(A, C)))
         error = (W * (A @ W - 2 * C)).sum() / A[-1, -1] + C[-1].sum() / A[-1, -1]  # y² = y
         return {"squared_error": float(error) / C.shape[1]}
 
-    def weighted(self, h: "Tensor", labels: "Tensor", prior: "Tensor | None") -> "tuple[Tensor, Tensor]":
-        """The targets of some images (B, n), and how much each image counts (B, 1)."""
+    def weighted(
+        self, h: "Tensor", labels: "Tensor", fresh: "Tensor", prior: "Tensor | None"
+    ) -> "tuple[Tensor, Tensor]":
+        """The targets of some images (B, n), and how much each image counts (B, 1); `fresh` ones (B,) are new to A."""
         return labels, labels.new_ones(len(labels), 1)
 
     def prior_solution(self) -> "Tensor | None":
         """W of the task before, for `weighted`, if that asks for it."""
         return None
 
-    def share(self, A: "Tensor", C: "Tensor") -> "Tensor":
+    def class_frequencies(self, A: "Tensor", C: "Tensor") -> "Tensor":
         """π of each class (n,): its share of the images so far."""
         return (C[-1] + 0.5) / (A[-1, -1] + 1)
 

@@ -57,7 +57,7 @@ COMPARED = ("last_mAP", "avg_mAP", "CF1", "OF1", "CF1_own", "forgetting", "FPR",
 # too (T), and F1 at the thresholds that the model has from its training images (own).
 ECE_OLD_NEW = ("ECE_old", "ECE_new", "ECE_old_T", "ECE_new_T", "temperature")
 CALIBRATION = (
-    *ECE_OLD_NEW[:4],
+    *("ECE_old", "ECE_new", "ECE_old_T", "ECE_new_T"),
     *("AECE_old", "AECE_new", "AECE_old_T", "AECE_new_T"),
     *("temperature", "CF1_own", "OF1_own"),
 )

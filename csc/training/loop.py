@@ -76,11 +76,12 @@ class Trainer:
         config, device = self.config, self.group.device
         self.method = method(config, self.state)
         self.is_base = self.task == 1 or not self.method.continues  # the network has learned nothing so far
-        self.frozen = not config.backbone.learns(is_base=self.is_base)
+        self.backbone_is_frozen = not config.backbone.learns(is_base=self.is_base)
         draws = self.method.draws
         self.examples = Examples(config, self.view, self.task, self.memory, draws, self.features, self.group)
         self.solved = self.network.head if self.method.solves else None
-        if self.solved is not None and not self.frozen:  # the backbone learns under a plain head, the other comes after
+        if self.solved is not None and not self.backbone_is_frozen:
+            # The backbone learns under a plain head; the one that is solved for comes after it.
             self.network.head = HEADS["linear"].build(config, self.network.backbone.channels, (self.new,))
         self.group.sync_batch_norms(self.network)
         to_device(self.network, config, device)
@@ -95,8 +96,9 @@ class Trainer:
         self.steps = -(-len(self.examples.order(0)) // config.train.accumulate)  # of an epoch
         self.scheduler = make_schedule(self.optimizer, config.train, config.train.epochs * self.steps)
         self.precision = Precision.of(config, device)
+        networks = self.network, self.prior
         self.objective = Objective(
-            config, self.method, self.network, self.prior, self.new, self.examples, self.precision, self.frozen
+            config, self.method, *networks, self.new, self.examples, self.precision, self.backbone_is_frozen
         )
         self.watch = FiniteWatch(device)
         view = self.examples.view
@@ -110,7 +112,7 @@ class Trainer:
         A frozen backbone under a closed form has no epochs.
         """
         self.objective.begin()
-        log = [] if self.solved is not None and self.frozen else self._descend()
+        log = [] if self.solved is not None and self.backbone_is_frozen else self._descend()
         if self.solved is not None:
             log = [*log, self._solve(self.solved, len(log))]
         self.method.finish(self.objective)
@@ -264,18 +266,19 @@ class Trainer:
 
     def _freeze(self) -> None:
         """Keep from learning: a frozen backbone, and the parameters that the caller or the method names."""
-        if self.frozen:
+        if self.backbone_is_frozen:
             self.network.backbone.requires_grad_(False)
-        frozen = self.method.frozen(self.network) if self.task > 1 else ()
+        frozen = self.method.frozen_parameters(self.network) if self.task > 1 else ()
         for name in (*self.frozen_parameters, *frozen):
             self.network.get_parameter(name).requires_grad_(False)
 
     def _train_mode(self) -> None:
         """Training mode, but for what is frozen: the backbone, or statistics of batch-norm."""
         self.network.train()
-        if self.frozen:
+        if self.backbone_is_frozen:
             self.network.backbone.eval()
-        if self.config.batch_norm == "live" or (self.is_base and self.config.batch_norm == "frozen_after_base"):
+        chosen = self.config.resolved_batch_norm
+        if chosen == "live" or (chosen == "frozen_after_base" and self.is_base):
             return
         kept = self.network.backbone if self.is_base else self.network  # a fresh head has no statistics to keep
         for module in kept.modules():

@@ -33,7 +33,7 @@ class Objective:
         network: that learns; on its device, with what must not learn frozen.
         prior: model of the task before, made for inference, if the method asks for it.
         new: how many classes are new.
-        frozen: whether the backbone keeps its weights in this task.
+        backbone_is_frozen: whether the backbone keeps its weights in this task.
         learner: the network as training calls it: compiled if wanted, its gradients averaged over processes.
     """
 
@@ -44,13 +44,15 @@ class Objective:
     new: int
     examples: Examples
     precision: Precision
-    frozen: bool
+    backbone_is_frozen: bool
 
     def __post_init__(self) -> None:
         self.group, self.classes = self.examples.group, self.examples.view.classes
         self.device, self.needs_intermediates = self.group.device, self.method.needs_intermediates
         # A frozen backbone is the same in both networks: it runs once, and both take its maps.
-        learner, self._teacher = (net.on_maps() if net and self.frozen else net for net in (self.network, self.prior))
+        learner, self._teacher = (
+            net.on_maps() if net and self.backbone_is_frozen else net for net in (self.network, self.prior)
+        )
         compiled = torch.compile(learner) if self.config.train.compile else learner
         self.learner = self.group.learner(cast(nn.Module, compiled))
         self._prior_logits: Tensor | None = None
@@ -188,7 +190,7 @@ class Objective:
     def _outputs(self, batch: Batch, own: int) -> tuple[Outputs, Outputs | None, Tensor | None]:
         """The learner's outputs on all images and drawn features; the prior's on the task's images; the features."""
         images = batch.images
-        if self.frozen:
+        if self.backbone_is_frozen:
             with torch.no_grad():
                 images = self.network.features(images)
         prior = self._prior_outputs(images[:own], batch.rows[:own])  # first: what it computes with is free again then

@@ -104,7 +104,7 @@ def _grown(settings: Config, prior: Network, task: Task, card: ModelCard, prior_
         network,
         prior,
         card,
-        grown if quirks.freeze_grown_layers else (),
+        grown if quirks.freeze_grown_layers and not kind_of(settings).solves else (),
         moments if quirks.persist_optimizer and moments.is_file() else None,
     )
 

@@ -95,12 +95,12 @@ class StepCache:
         Other code would make something else of inputs that are the same. With how many processes a task was trained
         makes no difference.
         """
-        inputs = step.given.get("inputs", {})
+        inputs = step.executor_input.get("inputs", {})
         values = dict(inputs.get("parameterValues", {}))
         if isinstance(config := values.get("config"), str):
             values["config"] = _deciding(config)
         read = {name: [self._content(one) for one in found] for name, found in _artifacts(inputs).items()}
-        facts = [step.name, step.image, step.code, dict(step.variables), values, read, code_version()]
+        facts = [step.name, step.image, step.command_without_input, dict(step.variables), values, read, code_version()]
         return self.folder / f"{hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()}.json"
 
     def _content(self, artifact: Mapping[str, Any]) -> Mapping[str, Any]:

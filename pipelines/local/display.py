@@ -82,6 +82,7 @@ class PlainDisplay(Display):
 
     def end(self, title: str, seconds: float) -> None:
         """Print how long it took."""
+        self.current = ""
         self.say(f"  done in {seconds:.1f} s")
 
     def reuse(self, title: str) -> None:

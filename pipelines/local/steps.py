@@ -30,20 +30,20 @@ class Step:
     variables: Mapping[str, str]
 
     @functools.cached_property
-    def given(self) -> dict[str, Any]:
-        """What kfp calls the executor input: values, input artifacts, and where outputs go."""
-        given: dict[str, Any] = json.loads(self.command[self._place_of_given])
-        return given
+    def executor_input(self) -> dict[str, Any]:
+        """What the step is given: values, input artifacts, and where outputs go."""
+        found: dict[str, Any] = json.loads(self.command[self._input_position])
+        return found
 
     @property
-    def code(self) -> list[str]:
-        """The command without what the step is given."""
-        return [*self.command[: self._place_of_given], *self.command[self._place_of_given + 1 :]]
+    def command_without_input(self) -> list[str]:
+        """What is the same whatever the step is given."""
+        return [*self.command[: self._input_position], *self.command[self._input_position + 1 :]]
 
     @property
     def output_file(self) -> Path:
         """Where the step lists its outputs for kfp."""
-        return Path(self.given["outputs"]["outputFile"])
+        return Path(self.executor_input["outputs"]["outputFile"])
 
     @property
     def name(self) -> str:
@@ -51,7 +51,7 @@ class Step:
         return self.output_file.parent.name
 
     @property
-    def _place_of_given(self) -> int:
+    def _input_position(self) -> int:
         return self.command.index("--executor_input") + 1
 
 

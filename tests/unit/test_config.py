@@ -511,7 +511,9 @@ def test_values_that_contradict_each_other_are_refused(items: list[str], line: s
         ("lwf", "max_entropy.form=binary", "train.batch_norm=live"),
         ("joint", "train.lr=1", "train.lr_base=1"),
         ("ridge", "train.epochs=3", "ridge.penalty=3"),
+        ("ridge", "input.augment=true", "input.size=32"),
         ("l3a", "train.lr=1", "train.epochs=3"),
+        ("l3a", "release_quirks.persist_optimizer=true", "release_quirks.no_shuffle=true"),
     ],
 )
 def test_what_a_run_never_reads_is_no_part_of_its_identity(method: str, unread: str, read: str):

@@ -355,7 +355,7 @@ def test_identical_networks_have_no_distance_and_gradients_reach_what_is_shared(
 def test_tokens_and_classifiers_of_old_tasks_are_frozen_and_nothing_else():
     head = settled_head((1,) * 12)
     network = Network(torch.nn.Identity(), head, (0.5,), (0.5,))
-    frozen = list(KRT(resolve("voc", {"method": "krt"})).frozen(network))
+    frozen = list(KRT(resolve("voc", {"method": "krt"})).frozen_parameters(network))
     expected = {
         f"head.{name}"
         for name, _ in head.named_parameters()
@@ -381,7 +381,7 @@ def test_frozen_answers_change_through_shared_layers_only():
 
 def test_another_head_has_nothing_to_freeze():
     network = Network(torch.nn.Identity(), torch.nn.Linear(2, 2), (0.5,), (0.5,))
-    assert not list(KRT(resolve("voc", {"method": "krt", "head": "linear"})).frozen(network))
+    assert not list(KRT(resolve("voc", {"method": "krt", "head": "linear"})).frozen_parameters(network))
 
 
 def test_each_class_may_have_its_own_threshold():

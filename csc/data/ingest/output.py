@@ -56,7 +56,8 @@ def refuse_foreign(target: str | os.PathLike[str]) -> None:
     if is_dataset():
         return
     is_file = not is_remote(target) and local_path(target).is_file()
-    foreign = is_file or any(name != _LOCK for name, _ in list_below(target))
+    ours = (_LOCK, "partial/.key.")  # the second: a key that is being written
+    foreign = is_file or any(not name.startswith(ours) for name, _ in list_below(target))
     if foreign and not is_dataset():  # else another process has begun since the first question
         raise BadData(f"{target}: exists and is not a data set; choose an empty or new folder for --out")
 

@@ -50,10 +50,10 @@ def test_freezing_everything_is_refused_in_one_line(bench: Bench):
 
 def test_batch_norm_keeps_its_statistics_unless_the_backbone_starts_from_scratch():
     assert settings().init == "scratch"
-    assert settings().batch_norm == "live"
-    assert settings("train.batch_norm=frozen_after_base").batch_norm == "frozen_after_base"
-    assert settings("init=weights.safetensors").batch_norm == "frozen_after_base"
-    assert settings("init=weights.safetensors", "train.batch_norm=live").batch_norm == "live"
+    assert settings().resolved_batch_norm == "live"
+    assert settings("train.batch_norm=frozen_after_base").resolved_batch_norm == "frozen_after_base"
+    assert settings("init=weights.safetensors").resolved_batch_norm == "frozen"
+    assert settings("init=weights.safetensors", "train.batch_norm=live").resolved_batch_norm == "live"
 
 
 def test_statistics_that_random_weights_do_not_have_cannot_be_kept():

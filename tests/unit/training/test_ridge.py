@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from itertools import permutations
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,8 +15,10 @@ from csc.methods.base import Method
 from csc.nets.backbone import StoredBackbone
 from csc.nets.head import grow
 from csc.nets.network import Network
+from csc.scenario import Scenario
 from csc.training.calibration import calibrate
-from tests.unit.training.bench import NEW, fresh_network, grown_network, one_line, settings, state_of
+from csc.training.start import start_task
+from tests.unit.training.bench import NEW, fresh_network, grown_network, one_line, saved_model, settings, state_of
 
 FEATURES, SIZES = 6, (2, 1, 3)
 RIDGE = ("method=ridge",)
@@ -212,6 +215,29 @@ def test_l3a_without_weights_and_pseudo_labels_is_plain_least_squares_on_its_ran
     torch.testing.assert_close(one_by_one.state["A"], at_once.state["A"], rtol=0, atol=1e-8)
     torch.testing.assert_close(one_by_one.state["C"], at_once.state["C"], rtol=0, atol=1e-8)
     assert not one_by_one.head.linear.bias.any()
+
+
+def test_l3a_standardises_if_it_is_told_to():
+    plain, standard = (learned([images_of(0)], "method=l3a", f"l3a.standardise={on}").head for on in ("false", "true"))
+    assert not plain.mean.any()
+    assert standard.mean.any()
+
+
+def test_l3a_that_counts_images_once_fills_nothing_in_that_it_has_counted():
+    options = ("method=l3a", "l3a.hidden=64", "l3a.penalty=0.01", "l3a.pseudo_labels=0.6", "l3a.weighting=none")
+    maps, labels, names = images_of(0)
+    again = maps, labels.new_zeros(len(labels), 1), names
+    once = learned([(maps, labels, names), again], *options, "l3a.once=true")
+    assert torch.equal(once.state["present"], torch.cat([labels.double().sum(0), labels.new_zeros(1).double()]))
+    assert once.state["shown"] == len(labels)
+
+
+def test_a_quirk_of_steps_does_not_stop_a_closed_form(tmp_path):
+    config = settings(*RIDGE, "release_quirks.freeze_grown_layers=true")
+    first, second = Scenario.parse("digits-b0c5").tasks(tuple("0123456789"))
+    folder = saved_model(tmp_path / "first", config, first)
+    view = SimpleNamespace(fingerprint="data")
+    assert start_task(config, "digits-b0c5", second, view, folder).frozen_parameters == ()
 
 
 def test_l3a_weighs_images_by_their_rare_classes_and_fills_in_old_ones():
