@@ -2,6 +2,7 @@
 
 import copy
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -581,9 +582,12 @@ class Nodes(FakeApi):
         command = [sys.executable, *trainer["command"][1:], *trainer["args"]]
         assert trainer["command"][0] == "python"
         self.processes = [
-            subprocess.Popen(command, env={**os.environ, **plain, **runtime, "PET_NODE_RANK": str(rank)}, cwd=ROOT)
-            for rank in range(trainer["numNodes"])
+            self.start(command, {**plain, **runtime, "PET_NODE_RANK": str(rank)}) for rank in range(trainer["numNodes"])
         ]
+
+    def start(self, command: list[str], variables: dict[str, str]) -> Any:
+        """Start a node."""
+        return subprocess.Popen(command, env={**os.environ, **variables}, cwd=ROOT)
 
     def pause(self, seconds: float) -> None:
         for process in self.processes:
@@ -595,6 +599,30 @@ class Nodes(FakeApi):
         if None not in ends:
             job["status"] = condition("Failed" if any(ends) else "Complete")
         return job
+
+
+class ForkedNodes(Nodes):
+    """Nodes and their processes are forks of this process, which has imported torch, and do what the commands do."""
+
+    def start(self, command: list[str], variables: dict[str, str]) -> Any:
+        assert command[1:3] == ["-m", "torch.distributed.run"]
+        process = multiprocessing.get_context("fork").Process(target=_be_node, args=(command[3:], variables))
+        process.start()
+
+        def poll() -> int | None:
+            return process.exitcode
+
+        return SimpleNamespace(wait=process.join, poll=poll)
+
+
+def _be_node(words: list[str], variables: dict[str, str]) -> None:
+    from torch.distributed import run
+
+    from tests.unit.training.ranks import forked_ranks
+
+    os.environ.update(variables)
+    with forked_ranks():
+        run.main(words)
 
 
 @pytest.fixture
@@ -659,7 +687,7 @@ def test_the_nodes_of_a_job_train_the_model_that_one_process_would(inputs: dict[
 def test_a_node_that_refuses_its_input_ends_the_step_with_the_same_line(inputs: dict[str, str], shared: Path):
     Path(inputs["train_view"]).write_text("nonsense")
     task = Task(1, 2, (), ())
-    nodes = Nodes(shared, name=job_name(KEY, task))
+    nodes = ForkedNodes(shared, name=job_name(KEY, task))
     with pytest.raises(BadData) as caught:
         train_on_nodes(inputs, Train(nodes=2), task, KEY, pod(shared, env=[], resources=None), nodes.cluster)
     assert "train_view" in str(caught.value)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed import run as torchrun
 from torch.distributed.launcher import api
 
 from csc.distributed import launch
@@ -23,11 +24,11 @@ from csc.errors import BadData
 
 
 def _be_rank(*words: str) -> None:
-    """Do what `python -m csc.distributed.launch TARGET FILE LAUNCHER` does."""
+    """Do what `python -m csc.distributed.launch TARGET FILE [LAUNCHER]` does; torchrun's command does not name it."""
     for number in launch.STOPS:
         signal.signal(number, signal.SIG_DFL)  # a fork has the handlers of its launcher, a command has not
-    *_, target, file, launcher = words
-    code = launch.main(target, Path(file), int(launcher))
+    target, file, *launcher = words[words.index(launch.__name__) + 1 :]
+    code = launch.main(target, Path(file), *map(int, launcher))
     if code:
         sys.exit(code)
 
@@ -37,11 +38,12 @@ def forked_ranks() -> Iterator[None]:
     """Let launches in the block fork their ranks instead of starting Python for each."""
     elastic_launch = api.elastic_launch
 
-    def launch_forks(config: api.LaunchConfig, _: str) -> Callable[..., Any]:
+    def launch_forks(config: api.LaunchConfig, entrypoint: str) -> Callable[..., Any]:
         return elastic_launch(dataclasses.replace(config, start_method="fork"), _be_rank)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(api, "elastic_launch", launch_forks)
+        patch.setattr(torchrun, "elastic_launch", launch_forks)
         yield
 
 
