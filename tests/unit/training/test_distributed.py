@@ -3,8 +3,8 @@
 import contextlib
 import multiprocessing
 import os
+import select
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -38,6 +38,7 @@ from csc.replay.update import update
 from csc.scenario import Task
 from csc.training.inference import confidences
 from csc.training.loop import EpochLog
+from tests.faults.starter import Forked
 from tests.unit.training.bench import Bench, settings, without_speed
 from tests.unit.training.ranks import dies_in_one, forked_ranks, refused_by_one
 
@@ -399,14 +400,17 @@ if sys.argv[1] == "forked":
     from tests.unit.training.ranks import forked_ranks
 else:
     forked_ranks = contextlib.nullcontext
-with forked_ranks():
-    run(wait, {}, 2)
+try:
+    with forked_ranks():
+        run(wait, {}, 2)
+except KeyboardInterrupt:
+    sys.exit(128 + signal.SIGINT)
 """
 
 
 @pytest.fixture
-def launcher(tmp_path: Path, how: signal.Signals) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
-    """A process that waits for two others, and their numbers; its temporary files are in `temp`.
+def launcher(tmp_path: Path, how: signal.Signals) -> Iterator[Forked]:
+    """A process that waits for two others; its temporary files are in `temp`.
 
     Only a launcher that is killed cannot end its ranks itself: those are started as they are without a test, because
     torch asks the kernel to end forks too.
@@ -414,13 +418,13 @@ def launcher(tmp_path: Path, how: signal.Signals) -> Iterator[tuple[subprocess.P
     (tmp_path / "rank.py").write_text(RANK)
     ranks = "started" if how == signal.SIGKILL else "forked"
     (tmp_path / "temp").mkdir()
+    (tmp_path / "launcher.py").write_text(LAUNCHER)
     place = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "TMPDIR": str(tmp_path / "temp")}
-    with subprocess.Popen(
-        [sys.executable, "-c", LAUNCHER, ranks], env={**os.environ, **place}, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
+    words = [sys.executable, str(tmp_path / "launcher.py"), ranks]
+    process = Forked(words, {**os.environ, **place}, str(tmp_path / "errors"))
+    with process.stdout:
         numbers = [int(process.stdout.readline()) for _ in range(2)]
-        yield process, numbers
+        yield process
         for number in (process.pid, *numbers):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(number, signal.SIGKILL)
@@ -432,17 +436,15 @@ def launcher(tmp_path: Path, how: signal.Signals) -> Iterator[tuple[subprocess.P
     [
         (signal.SIGKILL, -signal.SIGKILL),
         (signal.SIGTERM, 128 + signal.SIGTERM),
-        (signal.SIGINT, -signal.SIGINT),  # python's own end after KeyboardInterrupt
+        (signal.SIGINT, 128 + signal.SIGINT),  # by KeyboardInterrupt
     ],
     ids=["SIGKILL", "SIGTERM", "SIGINT"],
 )
-def test_ranks_end_with_their_launcher(
-    launcher: tuple[subprocess.Popen[str], list[int]], tmp_path: Path, how: signal.Signals, code: int
-):
-    process, _ = launcher
-    process.send_signal(how)
-    process.communicate(timeout=10)  # until the last one that could write to its output is gone
-    assert process.returncode == code
+def test_ranks_end_with_their_launcher(launcher: Forked, tmp_path: Path, how: signal.Signals, code: int):
+    os.kill(launcher.pid, how)
+    assert select.select([launcher.stdout], [], [], 10)[0]  # the last one that could write to its output is gone
+    assert launcher.stdout.read() == ""
+    assert launcher.wait() == code
     assert how == signal.SIGKILL or list((tmp_path / "temp").iterdir()) == []
 
 
