@@ -10,7 +10,7 @@ from typing import Any
 
 from csc.config import differences, resolve
 from csc.config.schema import Config
-from csc.config.tree import flatten
+from csc.config.tree import flatten, nested
 from csc.errors import BadConfig
 from csc.methods import kind_of
 from csc.scenario import Scenario
@@ -63,7 +63,9 @@ class Cell:
         """
         if self.config is None or self.source is None or run.tags.get("csc.data") != self.source.fingerprint:
             return False
-        known = resolve(self.scenario.dataset, {"method": self.row.method}).flat() | run.params
+        own = ("method", "head", *kind_of(self.config).facts)  # without which there are no defaults
+        chosen = nested({key: value for key, value in self.config.flat().items() if key in own})
+        known = resolve(self.scenario.dataset, chosen).flat() | run.params
         wanted = {key: value for key, value in self.config.decisive().items() if key != "init"}
         if any(str(known.get(key)) != str(value) for key, value in wanted.items()):
             return False

@@ -969,3 +969,12 @@ def test_every_column_has_a_title_that_no_other_has_and_that_is_written_in_one_p
     for title in ("average mAP", "ECE old/T", "CR−CP"):
         written = [path for path in (ROOT / "csc").rglob("*.py") if f'"{title}"' in path.read_text()]
         assert [path.name for path in written] == ["columns.py"]
+
+
+def test_a_stored_run_is_known_again_where_its_method_has_to_know_the_data_set():
+    study = read_study("batch-norm").narrowed(wanted=["krt"], seeds=[0])
+    cell = cells(study, SOURCES)[0]
+    params = {key: str(value) for key, value in cell.config.flat().items()}
+    run = ScenarioRun("r", {"csc.data": cell.source.fingerprint}, params, {})
+    assert cell.describes(run)
+    assert not cell.describes(ScenarioRun("r", run.tags, params | {"train.batch_norm": "frozen"}, {}))
