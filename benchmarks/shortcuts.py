@@ -12,7 +12,7 @@ from csc.nets.folding import fold_batch_norms
 
 __all__ = ["shortcuts"]
 
-CASES = (("tf_efficientnet_lite0", 128, 32), ("tresnet_m", 224, 8))  # size, batch
+CASES = (("tf_efficientnet_lite0", 128, 32, 1.2), ("tresnet_m", 224, 8, 1.0))  # size, batch, goal
 ROUNDS = 8
 # A new process each: the compiler is imported once in the life of one. Only the first update is timed.
 FIRST_UPDATE = """
@@ -35,7 +35,7 @@ def shortcuts() -> list[Result]:
     return [*(_folded(*case) for case in CASES), update]
 
 
-def _folded(name: str, size: int, batch: int) -> Result:
+def _folded(name: str, size: int, batch: int, goal: float) -> Result:
     """A forward pass of the prior model, batch-norms as they are against folded ones."""
     plain, folded = (build_backbone(Backbone(name)).eval().to(memory_format=torch.channels_last) for _ in range(2))
     fold_batch_norms(folded.net)
@@ -43,7 +43,7 @@ def _folded(name: str, size: int, batch: int) -> Result:
     with torch.inference_mode():
         best = interleaved({"plain": lambda: plain(images), "folded": lambda: folded(images)}, ROUNDS)
     ratio = best["plain"] / best["folded"]
-    return Result("shortcuts", f"prior forward, {name} {size} px", ratio, 1.05, "batch-norms that are not folded")
+    return Result("shortcuts", f"prior forward, {name} {size} px", ratio, goal, "batch-norms that are not folded")
 
 
 def _first_update(module: str, kind: str) -> float:
