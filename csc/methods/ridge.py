@@ -177,13 +177,13 @@ class RidgeRegression(Method):
         return fresh.double()
 
 
-def log_odds(A: "Tensor", C: "Tensor", W: "Tensor", share: "Tensor") -> "tuple[Tensor, Tensor]":
-    """Scale and shift (n,) that turn z = W h of each class into log-odds, from the sums and the classes' shares."""
+def log_odds(A: "Tensor", C: "Tensor", W: "Tensor", frequencies: "Tensor") -> "tuple[Tensor, Tensor]":
+    """Scale and shift (n,) that turn z = W h of each class into log-odds, from the sums and π of the classes (n,)."""
     total, present = A[-1, -1], C[-1]  # how much all images weigh, and those of each class
     inside = (W * C).sum(0) / present.clamp(min=1)  # μ₁
     outside = (A[-1] @ W - present * inside) / (total - present).clamp(min=1)  # μ₀
     squares = (W * (A @ W)).sum(0) / total
-    part = (present + 0.5) / (total + 1)
-    variance = (squares - part * inside**2 - (1 - part) * outside**2).clamp(min=1e-6)
-    scale, share = (inside - outside) / variance, share.clamp(max=0.999)
-    return scale, (share / (1 - share)).log() - scale * (inside + outside) / 2
+    weighted = (present + 0.5) / (total + 1)  # π, where images weigh as in the sums
+    variance = (squares - weighted * inside**2 - (1 - weighted) * outside**2).clamp(min=1e-6)
+    scale, prior = (inside - outside) / variance, frequencies.clamp(max=0.999)
+    return scale, (prior / (1 - prior)).log() - scale * (inside + outside) / 2

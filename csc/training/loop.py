@@ -96,9 +96,15 @@ class Trainer:
         self.steps = -(-len(self.examples.order(0)) // config.train.accumulate)  # of an epoch
         self.scheduler = make_schedule(self.optimizer, config.train, config.train.epochs * self.steps)
         self.precision = Precision.of(config, device)
-        networks = self.network, self.prior
         self.objective = Objective(
-            config, self.method, *networks, self.new, self.examples, self.precision, self.backbone_is_frozen
+            config,
+            self.method,
+            self.network,
+            self.prior,
+            self.new,
+            self.examples,
+            self.precision,
+            self.backbone_is_frozen,
         )
         self.watch = FiniteWatch(device)
         view = self.examples.view
