@@ -1,4 +1,4 @@
-"""`python -m benchmarks [NAME …] [--json FILE]`: measure, and print the ratios beside their goals."""
+"""`python -m benchmarks [NAME …] [--json FILE]`: measure, and print the ratios next to their goals."""
 
 import sys
 import time

@@ -2,7 +2,7 @@
 
 The limit of a method is forward, backward and optimiser step of its own network on all its images, exemplars included,
 and the prior model's forward pass on the task's images if it asks for one. What losses, memories and the loop add is
-what this project is responsible for. Beside it stands the step relative to fine-tuning: what choosing a method costs.
+what this project is responsible for. Next to it stands the step relative to fine-tuning: what choosing a method costs.
 """
 
 import tempfile
@@ -33,7 +33,7 @@ OLD, NEW, BATCH, ROUNDS = 4, 4, 16, 3  # task 2 of voc-b0c4
 CLASSES = tuple(map(str, range(OLD + NEW)))
 CONVOLUTIONS, TRANSFORMER = ("tf_efficientnet_lite0", 128), ("vit_tiny_patch16_224", 224)  # name, size of images
 GOAL = 0.9
-MADE = 3  # times that everything is made anew, as in `benchmarks.step`
+MADE = 3  # times that everything is made again, as in `benchmarks.step`
 Work = Callable[[], object]
 
 
@@ -130,10 +130,10 @@ class _Case:
 
 
 def _view() -> View:
-    places = {"image_id": [str(row) for row in range(BATCH)], "shard": [0] * BATCH, "row": range(BATCH)}
+    rows = {"image_id": [str(row) for row in range(BATCH)], "shard": [0] * BATCH, "row": range(BATCH)}
     labels = pa.array([[OLD]] * BATCH, pa.list_(pa.int16()))
     columns = {"image_id": pa.string(), "shard": pa.int32(), "row": pa.int32()}
-    table = pa.table({name: pa.array(values, columns[name]) for name, values in places.items()} | {"labels": labels})
+    table = pa.table({name: pa.array(values, columns[name]) for name, values in rows.items()} | {"labels": labels})
     return View(table, CLASSES, "", "")
 
 

@@ -1,7 +1,7 @@
 """Two studies that share a machine: side by side they take no longer than one after the other.
 
 Threads that wait for work must not spin for it: they take the cores from the other study. `csc` sets OMP_WAIT_POLICY to
-PASSIVE unless the user did; what ACTIVE would cost is told next to it.
+PASSIVE unless the user did; what ACTIVE would cost is printed next to it.
 """
 
 import os
@@ -29,12 +29,12 @@ def sharing() -> list[Result]:
         data = ingest_digits(root / "data", train=800, test=200).path
         _studies(root, data, ["warm"])  # compiles, and fills the caches of the disk
         after = sum(_studies(root, data, [study]) for study in ("first", "second"))
-        beside = _studies(root, data, ["third", "fourth"])
+        together = _studies(root, data, ["third", "fourth"])
         spinning = _studies(root, data, ["fifth", "sixth"], "ACTIVE", LONGEST * after)
     stopped = ", stopped" if spinning >= LONGEST * after else ""
     limit = f"one after the other ({after:.0f} s)"
     return [
-        Result("sharing", "two studies side by side", beside / after, GOAL, limit, "lower"),
+        Result("sharing", "two studies side by side", together / after, GOAL, limit, "lower"),
         Result("sharing", f"the same with OMP_WAIT_POLICY=ACTIVE{stopped}", spinning / after, None, limit, "lower"),
     ]
 

@@ -37,7 +37,7 @@ __all__ = ["step"]
 
 OLD, NEW = 4, 4  # task 2 of voc-b0c4
 CASES = (("tf_efficientnet_lite0", 128, 32, 256, 6), ("tresnet_m", 224, 8, 1024, 3))  # size, batch, width, rounds
-MADE = 3  # times that everything is made anew: where tensors come to lie in memory is worth some percent
+MADE = 3  # times that everything is made again: where tensors come to lie in memory is worth some percent
 Work = Callable[[], object]
 CPU = torch.device("cpu")
 
@@ -168,7 +168,7 @@ class _Case:
 
 
 class _Released(nn.Module):
-    """Backbone and CI-GCN as the released code computes them: convolutions over all places, tensors repeated."""
+    """Backbone and CI-GCN as the released code computes them: convolutions over all positions, tensors repeated."""
 
     def __init__(self, case: _Case, classes: int) -> None:
         super().__init__()

@@ -47,18 +47,18 @@ def steps() -> list[Result]:
         code = f"from benchmarks.steps import measure; measure({folder!r})"
         environment = os.environ | {"MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db"}
         done = subprocess.run([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, check=True)
-    told = json.loads(done.stdout.splitlines()[-1])
+    measured = json.loads(done.stdout.splitlines()[-1])
     tasks = len(Scenario.parse(SCENARIO).tasks(COCO_CLASSES))
     results = [
         Result("steps", f"{step}, a task of {SCENARIO}", seconds / (tasks if step != "report" else 1), None,
                "one second", "lower")
-        for step, seconds in told["seconds"].items()
+        for step, seconds in measured["seconds"].items()
     ]  # fmt: skip
     whole = f"all of {tasks} tasks"
     return [
         *results,
-        Result("steps", whole, sum(told["seconds"].values()) / tasks, None, "one second a task", "lower"),
-        Result("steps", f"peak of memory, {whole}", told["peak"] / 1e9, None, "1 GB", "lower"),
+        Result("steps", whole, sum(measured["seconds"].values()) / tasks, None, "one second a task", "lower"),
+        Result("steps", f"peak of memory, {whole}", measured["peak"] / 1e9, None, "1 GB", "lower"),
     ]
 
 

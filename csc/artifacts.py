@@ -16,7 +16,6 @@ Tables have modules of their own (`csc.data.views`, `csc.data.scores`, `csc.data
 the digest of its content, so that damage is noticed where it is read.
 """
 
-import hashlib
 import json
 import re
 from collections.abc import Iterator
@@ -28,9 +27,10 @@ import msgspec
 
 from csc.errors import BadData, BadModel, BadScenario, CscError
 from csc.scenario import Task
-from csc.storage import read_json, write_json
+from csc.storage import json_digest, read_json, write_json
 
 __all__ = [
+    "HEADLINE",
     "DatasetFacts",
     "Metrics",
     "Origin",
@@ -45,6 +45,7 @@ __all__ = [
 ]
 
 
+HEADLINE = ("mAP", "CF1", "OF1", "FPR", "forgetting")  # of `Metrics`: what every short summary shows
 _Study = TypeVar("_Study")
 _DIGEST = "sha256"  # key of a file, next to those of its contract
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -94,7 +95,7 @@ class _Contract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         named = named or str(path)
         content = read_json(Path(path), named)
         digest = content.pop(_DIGEST, None) if isinstance(content, dict) else None
-        if digest not in (None, _digest(content)):  # none: written by hand, or by a version before there were any
+        if digest not in (None, json_digest(content)):  # none: written by hand, or by a version before there were any
             remedy = f"; make it with the {cls.made_by} step" if cls.made_by else ""
             raise cls.refusal(f"{named}: has changed since it was written (its digest is another){remedy}")
         return cls.from_plain(content, named)
@@ -102,12 +103,7 @@ class _Contract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def write(self, path: str | Path) -> None:
         """Write a file, whole or not at all."""
         content = self.to_plain()
-        write_json(Path(path), {**content, _DIGEST: _digest(content)})
-
-
-def _digest(content: object) -> str:
-    """The SHA-256 of what JSON holds, however it is laid out."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        write_json(Path(path), {**content, _DIGEST: json_digest(content)})
 
 
 def _explained(message: str) -> str:

@@ -101,8 +101,10 @@ def make_coco(
     names = sorted(categories, reverse=True)
     (folder / "annotations").mkdir(parents=True)
     for file, first, count in ((train, 3, 6), (test, 8, 4)):
-        place = folder / (images if images is not None else file.removesuffix(".json").removeprefix("instances_"))
-        place.mkdir(parents=True, exist_ok=True)
+        image_folder = folder / (
+            images if images is not None else file.removesuffix(".json").removeprefix("instances_")
+        )
+        image_folder.mkdir(parents=True, exist_ok=True)
         content: dict[str, Any] = {
             "images": [],
             "annotations": [],
@@ -111,7 +113,7 @@ def make_coco(
         for index in reversed(range(count)):
             number = first + 10 * index
             image = {"id": number, "file_name": f"{number:012d}.{kind.lower()}"}
-            (place / image["file_name"]).write_bytes(picture(number, kind=kind))
+            (image_folder / image["file_name"]).write_bytes(picture(number, kind=kind))
             content["images"].append(image)
         for row in range(max(count, len(names))):
             add_annotation(content, first + 10 * (row % count), names[row % len(names)])

@@ -72,7 +72,7 @@ class KfpServer:
         pending: whether the pod of the step that runs waits for a node.
         named_steps: after how many steps the workflow is over 1 MiB and steps are no longer named.
         logs: what pods have printed, by their names; texts of all others are gone.
-        pages: whether it stands behind the address of Kubeflow's pages, which hand out logs at another place.
+        pages: whether it stands behind the address of Kubeflow's pages, which hand out logs at another path.
         retries: whether it takes workflows back to try them again.
     """
 

@@ -42,9 +42,9 @@ def postgres_programs() -> Path:
 
 
 def _installed_postgres() -> Path | None:
-    places = [Path(found).resolve().parent] if (found := shutil.which("postgres")) else []
-    places += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
-    return next((place for place in places if (place / "initdb").is_file()), None)
+    folders = [Path(found).resolve().parent] if (found := shutil.which("postgres")) else []
+    folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    return next((folder for folder in folders if (folder / "initdb").is_file()), None)
 
 
 def _ready(probe: Callable[[], object], process: "subprocess.Popen[bytes]", log: Path) -> None:

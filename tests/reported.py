@@ -40,15 +40,15 @@ def reported(folder: Path, settings: Mapping[str, Any] | None = None) -> Reporte
     cuts = Scenario.parse(SCENARIO).tasks(data.classes)
     tasks, evidence, best = [], [], {}
     for cut in cuts:
-        place = folder / f"task-{cut.index}"
-        card = _save_model(place / "model", cut, data, overrides)
-        write_view(view_of_test(data, cut), place / "test.parquet")
-        names = [str(place / name) for name in ("model", "test.parquet", "scores", "metrics.json")]
-        metrics = evaluate(*names, evidence_out=str(place / "evidence"))
+        task_folder = folder / f"task-{cut.index}"
+        card = _save_model(task_folder / "model", cut, data, overrides)
+        write_view(view_of_test(data, cut), task_folder / "test.parquet")
+        names = [str(task_folder / name) for name in ("model", "test.parquet", "scores", "metrics.json")]
+        metrics = evaluate(*names, evidence_out=str(task_folder / "evidence"))
         best = {name: max(ap, best.get(name, ap)) for name, ap in metrics.AP.items()}
-        told = Metrics(**(metrics.to_plain() | {"best_AP": best}))
-        tasks.append(TaskResult(cut.index, cut.new, cut.seen, told, train_images=4, seconds=1.5))
-        evidence.append(read_evidence(place / "evidence"))
+        complete = Metrics(**(metrics.to_plain() | {"best_AP": best}))
+        tasks.append(TaskResult(cut.index, cut.new, cut.seen, complete, train_images=4, seconds=1.5))
+        evidence.append(read_evidence(task_folder / "evidence"))
     run = Run(SCENARIO, card.method, 0, "scratch", data.fingerprint, "1.0", tuple(tasks))
     return Reported(run, tuple(evidence), Scores.read(folder / f"task-{len(cuts)}" / "scores"), folder)
 

@@ -1,6 +1,6 @@
 """A real object store for tests: SeaweedFS on this machine, with enforced keys and a bucket.
 
-A test module that says `pytest_plugins = ["tests.s3"]` can ask for `bucket`, an empty place in the store, and for
+A test module that says `pytest_plugins = ["tests.s3"]` can ask for `bucket`, an empty prefix in the store, and for
 `nobody`, an endpoint where nothing answers. The store is started once per test process, when a test first asks for it,
 and ends with the tests.
 """
@@ -48,7 +48,7 @@ class Store:
 
 
 def weed() -> str | None:
-    """The program of the store: beside this Python, or on the path."""
+    """The program of the store: next to this Python, or on the path."""
     return shutil.which("weed", path=str(Path(sys.executable).parent)) or shutil.which("weed")
 
 
@@ -133,7 +133,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 
 @pytest.fixture
 def bucket(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """An empty `s3://` place of its own for each test, reachable from this process and its children."""
+    """An empty `s3://` prefix of its own for each test, reachable from this process and its children."""
     for name in _HIDDEN:
         monkeypatch.delenv(name, raising=False)
     for name, value in store.environment().items():

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from csc.model import ModelCard
+from csc.tracking.database import make_database
 from csc.tracking.names import model_name
 from csc.tracking.runs import run_key
 
@@ -26,7 +27,8 @@ def _empty_database() -> bytes:
     from mlflow.tracking import MlflowClient
 
     with tempfile.TemporaryDirectory() as folder:
-        MlflowClient(f"sqlite:///{folder}/mlflow.db").search_experiments()
+        make_database(Path(folder, "mlflow.db"))
+        MlflowClient(f"sqlite:///{folder}/mlflow.db").search_experiments()  # it makes the first experiment
         return Path(folder, "mlflow.db").read_bytes()
 
 

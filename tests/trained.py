@@ -110,12 +110,12 @@ def trained(
         prior_fingerprint="" if task == 1 else "p" * 64,
         code_version="1.0",
     )
-    place = folder / f"task-{task}-seed-{seed}"
-    model = place / "model"
+    task_folder = folder / f"task-{task}-seed-{seed}"
+    model = task_folder / "model"
     model.mkdir(parents=True)
     (model / "model.safetensors").write_bytes(f"weights of task {task}, seed {seed}".encode())
     (model / "model.json").write_text(json.dumps(asdict(card)))
     Training("train.parquet", 10 * task, 1.5, {}, [epoch_log(e) for e in range(EPOCHS)]).write(model / "training.json")
-    metrics(cut.seen, 10.0 * task if mean_ap is None else mean_ap).write(place / "metrics.json")
-    write_view(View(_ONE_IMAGE, cut.seen, "images", "d" * 64, note), place / "test.parquet")
-    return Trained(card, place)
+    metrics(cut.seen, 10.0 * task if mean_ap is None else mean_ap).write(task_folder / "metrics.json")
+    write_view(View(_ONE_IMAGE, cut.seen, "images", "d" * 64, note), task_folder / "test.parquet")
+    return Trained(card, task_folder)

@@ -52,7 +52,7 @@ def _run(arguments: Namespace) -> int:
     if arguments.threshold is not None:
         thresholds = dict.fromkeys(classes, arguments.threshold)
     heatmaps = _Heatmaps(arguments.heatmap) if arguments.heatmap else None
-    tell = _teller(arguments, classes)
+    print_answer = _answer_printer(arguments, classes)
     with _bar(len(images)) as bar:
         for start in range(0, len(images), BATCH):
             some = images[start : start + BATCH]
@@ -62,7 +62,7 @@ def _run(arguments: Namespace) -> int:
             for image, prediction in zip(some, predictions, strict=True):
                 found = above(prediction.confidences.tolist(), thresholds)
                 files = heatmaps.write(image, prediction, found, classes) if heatmaps else {}
-                tell(image, found, prediction.confidences.tolist(), files)
+                print_answer(image, found, prediction.confidences.tolist(), files)
             if bar is not None:
                 sys.stdout.flush()
                 bar.advance(len(some))
@@ -129,33 +129,33 @@ class _Heatmaps:
         return path
 
 
-def _teller(
+def _answer_printer(
     arguments: Namespace, classes: Sequence[str]
 ) -> Callable[[str, Found, Sequence[float], Mapping[str, str]], None]:
     """How the answer for an image is printed: as a line for people, as JSON or as CSV."""
     if arguments.json:
-        return _tell_json
+        return _print_json
     if arguments.csv:
         table = csv.writer(sys.stdout, lineterminator="\n")
         table.writerow(["image", "labels", *classes])
 
-        def tell_csv(image: str, found: Found, confidences: Sequence[float], _: Mapping[str, str]) -> None:
+        def print_csv(image: str, found: Found, confidences: Sequence[float], _: Mapping[str, str]) -> None:
             table.writerow([image, ";".join(name for name, _ in found), *(f"{value:.6f}" for value in confidences)])
 
-        return tell_csv
-    return _tell_people
+        return print_csv
+    return _print_line
 
 
-def _tell_people(image: str, found: Found, confidences: Sequence[float], files: Mapping[str, str]) -> None:
+def _print_line(image: str, found: Found, confidences: Sequence[float], files: Mapping[str, str]) -> None:
     print(f"{image}\t" + (", ".join(f"{name} {value:.3f}" for name, value in found) or "(nothing)"))
 
 
-def _tell_json(image: str, found: Found, confidences: Sequence[float], files: Mapping[str, str]) -> None:
-    told: list[dict[str, Any]] = []
+def _print_json(image: str, found: Found, confidences: Sequence[float], files: Mapping[str, str]) -> None:
+    classes: list[dict[str, Any]] = []
     for name, value in found:
         heatmap = {"heatmap": files[name]} if name in files else {}
-        told.append({"name": name, "confidence": round(value, 6), **heatmap})
-    print(json.dumps({"image": image, "classes": told}, ensure_ascii=False))
+        classes.append({"name": name, "confidence": round(value, 6), **heatmap})
+    print(json.dumps({"image": image, "classes": classes}, ensure_ascii=False))
 
 
 PREDICT = Command("name the classes in images with a registered model", _arguments, _run)

@@ -95,7 +95,7 @@ def _study(arguments: Namespace) -> int:
     use_profile(profile)
     workdir = use_workdir(arguments.workdir)
     if arguments.markdown:
-        return _tell(arguments, studies, profile, workdir)
+        return _write_document(arguments, studies, profile, workdir)
     sources = _sources_here(study, arguments.data, profile, workdir, make=not arguments.dry_run)
     asked = cells(study, sources)
     known = results(asked)
@@ -117,7 +117,7 @@ def _study(arguments: Namespace) -> int:
     return 1 if outcome.failed else 0
 
 
-def _tell(arguments: Namespace, studies: Sequence[Study], profile: Profile, workdir: Path) -> int:
+def _write_document(arguments: Namespace, studies: Sequence[Study], profile: Profile, workdir: Path) -> int:
     """Print what is finished of some studies, or put it into a document; nothing is run."""
     outcomes = []
     for study in studies:

@@ -10,7 +10,6 @@ which only asks for the classes starts at once.
 """
 
 import hashlib
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from csc.errors import BadData
-from csc.storage import exists, is_remote, join, local_path, read_bytes, read_json
+from csc.storage import exists, is_remote, join, json_digest, local_path, read_bytes, read_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,8 +30,7 @@ SPLITS = ("train", "test")
 
 def card_digest(info: Mapping[str, Any]) -> str:
     """The SHA-256 of what a card says, its digest aside, however it is laid out."""
-    facts = {key: value for key, value in info.items() if key != "digest"}
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    return json_digest({key: value for key, value in info.items() if key != "digest"})
 
 
 class Dataset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,7 +1,7 @@
 """The evidence of a task: what a page shows of its model besides the metrics, small enough to keep with every run.
 
-One Parquet file: a row for each sight (an image, a class, what the model says and where it looks), and `TaskFacts` as
-JSON in the file's metadata. Scores are in it as counts, so its size does not grow with the test images.
+One Parquet file: a row for each `EvidenceImage` (image, class, what the model says and where it looks), and `TaskFacts`
+as JSON in the file's metadata. Scores are in it as counts, so its size does not grow with the test images.
 """
 
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ import pyarrow.parquet as pq
 from csc.errors import BadData
 from csc.storage import atomic_file, regular
 
-__all__ = ["KINDS", "SIGHTS", "THRESHOLDS", "Evidence", "Reliability", "Sight", "TaskFacts", "read_evidence"]
+__all__ = ["KINDS", "THRESHOLDS", "Evidence", "EvidenceImage", "Reliability", "TaskFacts", "read_evidence"]
 
 KINDS = ("hit", "false alarm", "miss", "panel", "memory")
 THRESHOLDS = tuple(step / 100 for step in range(100))
 _METADATA_KEY = b"csc"
-SIGHTS = pa.schema(
+_SCHEMA = pa.schema(
     [
         ("kind", pa.string()),
         ("name", pa.string()),
@@ -33,7 +33,7 @@ SIGHTS = pa.schema(
 )
 
 
-class Sight(msgspec.Struct, frozen=True):
+class EvidenceImage(msgspec.Struct, frozen=True):
     """An image as evidence of what the model knows of a class.
 
     Attributes:
@@ -116,16 +116,16 @@ class Evidence:
     """What is to be said and shown of a task's model."""
 
     facts: TaskFacts
-    sights: tuple[Sight, ...]
+    images: tuple[EvidenceImage, ...]
 
-    def of(self, kind: str, name: str = "") -> list[Sight]:
-        """The sights of a kind, of one class or of all."""
-        return [sight for sight in self.sights if sight.kind == kind and name in ("", sight.name)]
+    def of(self, kind: str, name: str = "") -> list[EvidenceImage]:
+        """The images of a kind, of one class or of all."""
+        return [image for image in self.images if image.kind == kind and name in ("", image.name)]
 
     def write(self, path: str | Path) -> None:
         """Write the file, whole or not at all."""
-        rows = [msgspec.structs.asdict(sight) for sight in self.sights]
-        table = pa.Table.from_pylist(rows, SIGHTS).replace_schema_metadata(
+        rows = [msgspec.structs.asdict(image) for image in self.images]
+        table = pa.Table.from_pylist(rows, _SCHEMA).replace_schema_metadata(
             {_METADATA_KEY: msgspec.json.encode(self.facts)}
         )
         with atomic_file(Path(path)) as aside:  # an image that several classes show is stored once, in the dictionary
@@ -139,10 +139,10 @@ def read_evidence(path: str | Path) -> Evidence:
     try:
         table = pq.ParquetFile(regular(path), page_checksum_verification=True).read()
         facts = msgspec.json.decode(table.schema.metadata[_METADATA_KEY], type=TaskFacts)
-        if not table.schema.equals(SIGHTS):
+        if not table.schema.equals(_SCHEMA):
             raise ValueError(f"columns {', '.join(table.column_names)}")
-        sights = tuple(Sight(**row) for row in table.to_pylist())
+        images = tuple(EvidenceImage(**row) for row in table.to_pylist())
     except (OSError, pa.ArrowException, LookupError, TypeError, ValueError) as error:
         reason = (str(error).splitlines() or [""])[0]
         raise BadData(f"{path}: not the evidence of a task ({reason}); make it with the evaluate step") from None
-    return Evidence(facts, sights)
+    return Evidence(facts, images)

@@ -8,8 +8,6 @@
 The folder is in the data set, local or remote. Everything that decides a map is in the key, so files never go stale.
 """
 
-import hashlib
-import json
 import math
 from collections.abc import Iterable
 from pathlib import Path
@@ -24,7 +22,7 @@ from csc.data.cache import NodeCache
 from csc.data.dataset import Dataset
 from csc.data.shards import ShardFiles, has_sha256
 from csc.errors import BadData, BadModel
-from csc.storage import exists, is_remote, join, local_path, read_json, sha256_file, version_of
+from csc.storage import exists, is_remote, join, json_digest, local_path, read_json, sha256_file, version_of
 
 __all__ = [
     "BATCH_ROWS",
@@ -84,7 +82,7 @@ def features_key(config: Config, fingerprint: str) -> str:
     """Name the maps by all that decides them: images, weights, size and decoding."""
     backbone = config.backbone
     facts = [fingerprint, backbone.name, backbone.output_stride, _weights(config), config.input.size]
-    return hashlib.sha256(json.dumps([*facts, config.input.decode]).encode()).hexdigest()[:16]
+    return json_digest([*facts, config.input.decode])[:16]
 
 
 def _weights(config: Config) -> str:

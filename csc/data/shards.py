@@ -13,7 +13,16 @@ from csc.data.cache import NodeCache
 from csc.errors import BadData, Unavailable
 from csc.storage import is_remote, join, list_below, local_path, read_json, sha256_file
 
-__all__ = ["FORMATS", "ImageShards", "IndexEntry", "ShardFiles", "damaged_shards", "has_sha256", "read_index"]
+__all__ = [
+    "FORMATS",
+    "ImageShards",
+    "IndexEntry",
+    "ShardFiles",
+    "damaged_shards",
+    "has_sha256",
+    "read_index",
+    "shard_name",
+]
 
 INGEST_AGAIN = "run the same csc ingest again, it writes damaged shards again"
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")  # that are decoded; others may start programs
@@ -40,6 +49,11 @@ def read_index(uri: str, remedy: str) -> list[IndexEntry]:
         raise BadData(f"{file}: no rows, bytes and sha256 of each shard ({error}); {remedy}") from None
 
 
+def shard_name(number: int) -> str:
+    """The name of a shard's file, of images or of feature maps."""
+    return f"{number:05d}.arrow"
+
+
 def has_sha256(path: Path, sha256: str) -> bool:
     """Whether there is a readable file with this content."""
     try:
@@ -50,7 +64,7 @@ def has_sha256(path: Path, sha256: str) -> bool:
 
 def damaged_shards(uri: str, index: Sequence[IndexEntry]) -> list[int]:
     """The numbers of shards that are missing or damaged; of those in a bucket only the sizes are compared."""
-    names = {number: f"{number:05d}.arrow" for number in range(len(index))}
+    names = {number: shard_name(number) for number in range(len(index))}
     if is_remote(uri):
         sizes = dict(list_below(uri))
         return [number for number, name in names.items() if sizes.get(name) != index[number].bytes]
@@ -86,7 +100,7 @@ class ShardFiles:
 
     def where(self, shard: int) -> str:
         """The address of one file."""
-        return join(self.uri, f"{shard:05d}.arrow")
+        return join(self.uri, shard_name(shard))
 
     def _map(self, shard: int) -> tuple[Path, pa.ChunkedArray]:
         try:

@@ -29,7 +29,8 @@ class Ridge(Settings, frozen=True):
         relative: whether it is in these units; otherwise it is λ itself.
         bias: whether there is a constant among the features.
         standardise: whether features are, by the mean and the deviation of the base task.
-        pooling: of the maps: their mean, or mean and maximum side by side.
+        pooling: of the maps: their mean, the root of it, or mean and maximum side by side. The root makes a class
+            that fills a corner count for more, next to one that fills the image.
         hidden: random features that the pooled ones are expanded to; 0 for none.
         once: whether an image that comes again in a later task is counted once; digests of image names are kept then.
     """
@@ -38,7 +39,7 @@ class Ridge(Settings, frozen=True):
     relative: bool = True
     bias: bool = True
     standardise: bool = True
-    pooling: Literal["mean", "mean_max"] = "mean"
+    pooling: Literal["mean", "root", "mean_max"] = "mean"
     hidden: AtLeast0 = 0
     once: bool = False
 

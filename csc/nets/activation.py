@@ -65,10 +65,10 @@ def _(head: IncrementalCrossAttention, F: Tensor) -> Tensor:
 
 
 def _attends(net: Any) -> bool:
-    """Whether a network is a timm transformer whose blocks tell their attention between all tokens."""
+    """Whether a network is a timm transformer whose blocks give their attention between all tokens."""
     layers = [getattr(block, "attn", None) for block in getattr(net, "blocks", ())]
-    tells = all(hasattr(layer, "fused_attn") and hasattr(layer, "attn_drop") for layer in layers)
-    return bool(layers) and tells and hasattr(net, "num_prefix_tokens")
+    readable = all(hasattr(layer, "fused_attn") and hasattr(layer, "attn_drop") for layer in layers)
+    return bool(layers) and readable and hasattr(net, "num_prefix_tokens")
 
 
 @contextmanager

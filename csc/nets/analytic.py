@@ -1,6 +1,6 @@
 """The head of methods that solve for their weights instead of descending to them.
 
-With v the pooled feature map (its mean, or mean and maximum side by side):
+With v the pooled feature map (its mean, the root of its mean, or mean and maximum side by side):
 
     h = (v - μ) / σ                    or, with `hidden` > 0, random features ReLU(W_r (v - μ) / σ)
     z = W h + b                        what least squares gives, near 0 and 1
@@ -59,6 +59,8 @@ class AnalyticHead(Head):
     def pooled(self, maps: Tensor) -> Tensor:
         """(B, features, h, w) → v (B, D)."""
         mean = maps.mean(dim=(2, 3))
+        if self.config.pooling == "root":
+            return mean.sign() * mean.abs().sqrt()
         return torch.cat([mean, maps.amax(dim=(2, 3))], dim=1) if self.config.pooling == "mean_max" else mean
 
     def standardise(self, pooled: Tensor) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image
 
-from csc.data.evidence import Evidence, Sight, TaskFacts
+from csc.data.evidence import Evidence, EvidenceImage, TaskFacts
 from csc.report.overlay import data_uri, heat_colours, png
 from csc.report.svg import escape
 
@@ -27,8 +27,8 @@ _NONE = {
 }
 _FOLLOWED = 3
 
-After = dict[tuple[int, str, str], Sight]  # by task, class and image: what the model after the task says
-Lost = dict[str, list[tuple[Sight, float, int]]]  # by class: the sight now, the best score before, after which task
+After = dict[tuple[int, str, str], EvidenceImage]  # by task, class and image: what the model after the task says
+Lost = dict[str, list[tuple[EvidenceImage, float, int]]]  # by class: now, the best score before, after which task
 
 
 class Pictures:
@@ -37,12 +37,12 @@ class Pictures:
     def __init__(self) -> None:
         self._numbers: dict[bytes, int] = {}
 
-    def shot(self, sight: Sight, caption: str, tip: str, thumbnail: bytes = b"") -> str:
+    def shot(self, image: EvidenceImage, caption: str, tip: str, thumbnail: bytes = b"") -> str:
         """One image with its heat map over it and a caption below."""
-        number = self._numbers.setdefault(thumbnail or sight.thumbnail, len(self._numbers))
+        number = self._numbers.setdefault(thumbnail or image.thumbnail, len(self._numbers))
         heat = ""
-        if sight.heat:
-            values = np.frombuffer(sight.heat, np.uint8).reshape(-1, sight.heat_width)
+        if image.heat:
+            values = np.frombuffer(image.heat, np.uint8).reshape(-1, image.heat_width)
             heat = f'<img class="heat" alt="" src="{data_uri(png(heat_colours(values)))}"/>'
         return (
             f'<figure class="shot" data-tip="{escape(tip)}"><span class="picture t{number}" role="img" '
@@ -64,13 +64,13 @@ def by_class(evidence: Sequence[Evidence], pictures: Pictures) -> str:
     """A fold for each class of the last model with its images of each kind."""
     last = evidence[-1]
     lost, _ = forgotten(evidence)
-    shots: dict[tuple[str, str], list[Sight]] = defaultdict(list)
-    for sight in last.sights:
-        shots[sight.kind, sight.name].append(sight)
+    shots: dict[tuple[str, str], list[EvidenceImage]] = defaultdict(list)
+    for image in last.images:
+        shots[image.kind, image.name].append(image)
     folds = []
     for column, name in enumerate(last.facts.classes):
         rows = [
-            _row(kind, [_captioned(sight, pictures) for sight in shots[kind, name]])
+            _row(kind, [_captioned(image, pictures) for image in shots[kind, name]])
             for kind in ("hit", "false alarm", "miss")
         ]
         if column < last.facts.old:
@@ -91,14 +91,14 @@ def _row(kind: str, shots: Sequence[str]) -> str:
     return f'<div class="kind"><h4>{heading} <span class="muted">{meaning}</span></h4>{inside}</div>'
 
 
-def _captioned(sight: Sight, pictures: Pictures) -> str:
-    tip = f"{sight.image_id}: {sight.name} {sight.score:.2f}; labels {', '.join(sight.labels) or 'none'}"
-    return pictures.shot(sight, f"{sight.score:.2f}", tip)
+def _captioned(image: EvidenceImage, pictures: Pictures) -> str:
+    tip = f"{image.image_id}: {image.name} {image.score:.2f}; labels {', '.join(image.labels) or 'none'}"
+    return pictures.shot(image, f"{image.score:.2f}", tip)
 
 
-def _captioned_forgotten(sight: Sight, best: float, task: int, pictures: Pictures) -> str:
-    tip = f"{sight.image_id}: {sight.name} {best:.2f} after task {task}, now {sight.score:.2f}"
-    return pictures.shot(sight, f"{best:.2f} → {sight.score:.2f}", tip)
+def _captioned_forgotten(image: EvidenceImage, best: float, task: int, pictures: Pictures) -> str:
+    tip = f"{image.image_id}: {image.name} {best:.2f} after task {task}, now {image.score:.2f}"
+    return pictures.shot(image, f"{best:.2f} → {image.score:.2f}", tip)
 
 
 def forgotten(evidence: Sequence[Evidence]) -> tuple[Lost, int]:
@@ -111,16 +111,16 @@ def forgotten(evidence: Sequence[Evidence]) -> tuple[Lost, int]:
     threshold = last.facts.threshold
     best: dict[tuple[str, str], tuple[float, int]] = {}
     for earlier in evidence[:-1]:
-        for sight in earlier.of("panel"):
-            key = sight.name, sight.image_id
-            best[key] = max(best.get(key, (0.0, 0)), (sight.score, earlier.facts.task))
+        for image in earlier.of("panel"):
+            key = image.name, image.image_id
+            best[key] = max(best.get(key, (0.0, 0)), (image.score, earlier.facts.task))
     lost: Lost = defaultdict(list)
     known = 0
-    for sight in last.of("panel"):
-        score, task = best.get((sight.name, sight.image_id), (0.0, 0))
+    for image in last.of("panel"):
+        score, task = best.get((image.name, image.image_id), (0.0, 0))
         known += score > threshold
-        if score > threshold >= sight.score:
-            lost[sight.name].append((sight, score, task))
+        if score > threshold >= image.score:
+            lost[image.name].append((image, score, task))
     for entries in lost.values():
         entries.sort(key=lambda entry: entry[0].score - entry[1])
     return dict(lost), known
@@ -129,46 +129,46 @@ def forgotten(evidence: Sequence[Evidence]) -> tuple[Lost, int]:
 def followed(evidence: Sequence[Evidence], pictures: Pictures) -> str:
     """Some images with several classes, each class after each task: what is learned, kept and lost (figure 6)."""
     last = evidence[-1]
-    by_image: dict[str, list[Sight]] = defaultdict(list)
-    for sight in last.of("panel"):
-        if sight.thumbnail:
-            by_image[sight.image_id].append(sight)
-    complete = [sights for sights in by_image.values() if len(sights) == len(sights[0].labels)]
-    after = {(task.facts.task, sight.name, sight.image_id): sight for task in evidence for sight in task.of("panel")}
+    by_image: dict[str, list[EvidenceImage]] = defaultdict(list)
+    for image in last.of("panel"):
+        if image.thumbnail:
+            by_image[image.image_id].append(image)
+    complete = [images for images in by_image.values() if len(images) == len(images[0].labels)]
+    after = {(task.facts.task, image.name, image.image_id): image for task in evidence for image in task.of("panel")}
     appearances = Counter(image_id for _, _, image_id in after)  # an image of early classes has more to tell
-    complete.sort(key=lambda sights: (-appearances[sights[0].image_id], sights[0].image_id))
-    return "\n".join(_followed(sights, after, last.facts, pictures) for sights in complete[:_FOLLOWED])
+    complete.sort(key=lambda images: (-appearances[images[0].image_id], images[0].image_id))
+    return "\n".join(_followed(images, after, last.facts, pictures) for images in complete[:_FOLLOWED])
 
 
-def _followed(sights: Sequence[Sight], after: After, facts: TaskFacts, pictures: Pictures) -> str:
+def _followed(images: Sequence[EvidenceImage], after: After, facts: TaskFacts, pictures: Pictures) -> str:
     """One image as it is, and a row for each class in it with what each model said."""
     tasks = sorted({task for task, _, _ in after})
     head = "".join(f"<th>after {task}</th>" for task in tasks)
     rows = []
-    for sight in sights:
-        then = {task: after.get((task, sight.name, sight.image_id)) for task in tasks}
-        cells = [f"<td>{_after(seen, sight, task, facts.threshold, pictures)}</td>" for task, seen in then.items()]
-        rows.append(f'<tr><th scope="row">{escape(sight.name)}</th>{"".join(cells)}</tr>')
-    first = sights[0]
-    plain = pictures.shot(Sight("panel", "", first.image_id, 0.0, [], first.thumbnail), "", first.image_id)
+    for image in images:
+        then = {task: after.get((task, image.name, image.image_id)) for task in tasks}
+        cells = [f"<td>{_after(seen, image, task, facts.threshold, pictures)}</td>" for task, seen in then.items()]
+        rows.append(f'<tr><th scope="row">{escape(image.name)}</th>{"".join(cells)}</tr>')
+    first = images[0]
+    plain = pictures.shot(EvidenceImage("panel", "", first.image_id, 0.0, [], first.thumbnail), "", first.image_id)
     grid = f'<div class="wide"><table><tr><th></th>{head}</tr>{"".join(rows)}</table></div>'
     return f'<div class="followed">{plain}{grid}</div>'
 
 
-def _after(then: Sight | None, sight: Sight, task: int, threshold: float, pictures: Pictures) -> str:
+def _after(then: EvidenceImage | None, image: EvidenceImage, task: int, threshold: float, pictures: Pictures) -> str:
     if then is None:
         return '<span class="not-yet">not yet</span>'
     mark = "yes" if then.score > threshold else "no"
-    tip = f"{sight.image_id} after task {task}: {sight.name} {then.score:.2f}"
-    return pictures.shot(then, f'<span class="{mark}">{then.score:.2f}</span>', tip, sight.thumbnail)
+    tip = f"{image.image_id} after task {task}: {image.name} {then.score:.2f}"
+    return pictures.shot(then, f'<span class="{mark}">{then.score:.2f}</span>', tip, image.thumbnail)
 
 
 def memory(evidence: Evidence, pictures: Pictures) -> str:
     """What is kept for replay, by class; empty if the method keeps nothing."""
     kept: dict[str, list[str]] = defaultdict(list)
-    for sight in evidence.of("memory"):
-        tip = f"{sight.image_id}: {', '.join(sight.labels)}"
-        kept[sight.name].append(pictures.shot(sight, escape(sight.name), tip))
+    for image in evidence.of("memory"):
+        tip = f"{image.image_id}: {', '.join(image.labels)}"
+        kept[image.name].append(pictures.shot(image, escape(image.name), tip))
     shots = [shot for name in evidence.facts.classes for shot in kept.get(name, [])]
     return f'<div class="shots small">{"".join(shots)}</div>' if shots else ""
 

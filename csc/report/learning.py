@@ -7,7 +7,7 @@ from csc.data.evidence import TaskFacts
 from csc.data.progress import duration
 from csc.report.svg import WIDTH, circle, label, legend, polyline, svg
 
-__all__ = ["losses", "speed", "terms", "time_taken"]
+__all__ = ["losses", "terms", "time_taken", "times"]
 
 _NO_TERMS = ("loss", "images_per_second", "waiting")  # their sum, and what else is logged of an epoch
 _COLOURS = ("first", "second", "third", "fourth")
@@ -73,15 +73,20 @@ def _round_values(low: float, high: float) -> list[float]:
     return [round(step * number, 10) for number in range(first, last + 1)]
 
 
-def speed(tasks: Sequence[TaskFacts]) -> tuple[list[str], list[list[str]]]:
+def times(tasks: Sequence[TaskFacts]) -> tuple[list[str], list[list[str]]]:
     """How long each task took, as the head and the rows of a table."""
-    head = ["task", "images", "epochs", "training", "images/s", "test images", "scoring", "images/s"]
-    rows = []
-    for task in tasks:
-        shown = task.train_images * len(task.epochs)
-        trained = [f"{len(task.epochs)}", time_taken(task.train_seconds), _rate(shown, task.train_seconds)]
-        tested = [f"{task.test_images:,}", time_taken(task.test_seconds), _rate(task.test_images, task.test_seconds)]
-        rows.append([str(task.task), f"{task.train_images:,}", *trained, *tested])
+    head = ["task", "images", "epochs", "training", "test images", "scoring"]
+    rows = [
+        [
+            str(task.task),
+            f"{task.train_images:,}",
+            str(len(task.epochs)),
+            time_taken(task.train_seconds),
+            f"{task.test_images:,}",
+            time_taken(task.test_seconds),
+        ]
+        for task in tasks
+    ]
     return head, rows
 
 
@@ -92,7 +97,3 @@ def time_taken(seconds: float) -> str:
     ('4.2 s', '42 s', '4 min 12 s')
     """
     return f"{seconds:.1f} s" if seconds < 10 else duration(seconds)
-
-
-def _rate(images: int, seconds: float) -> str:
-    return f"{images / seconds:,.0f}" if seconds > 0 else "–"

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from csc.artifacts import Metrics, Run
+from csc.artifacts import HEADLINE, Metrics, Run
 from csc.config import methods
 from csc.data.evidence import Evidence
 from csc.report import figures, sections
@@ -13,7 +13,7 @@ from csc.report.learning import time_taken
 from csc.report.paper import incomparable, paper_row_for, paper_rows
 from csc.report.shell import figure, html_table, page_of, table_row
 from csc.report.svg import escape
-from csc.report.table import METRICS, averages, comparison, facts, notes, old_classes_text
+from csc.report.table import averages, comparison, facts, notes, old_classes_text
 
 __all__ = ["page_of", "render", "table_row"]
 
@@ -138,7 +138,7 @@ def _old_classes(judged: Metrics) -> str:
 
 
 def _tasks(run: Run) -> str:
-    head = ["task", "new classes", "seen", "train images", "test images", *METRICS]
+    head = ["task", "new classes", "seen", "train images", "test images", *HEADLINE]
     rows = [
         [
             str(task.task),
@@ -146,11 +146,11 @@ def _tasks(run: Run) -> str:
             str(len(task.seen)),
             f"{task.train_images:,}",
             f"{task.metrics['images']:,}",
-            *(f"{task.metrics[name]:.1f}" for name in METRICS),
+            *(f"{task.metrics[name]:.1f}" for name in HEADLINE),
         ]
         for task in run.tasks
     ]
-    foot = ["average", "", "", "", "", *(averages(run).get(name, "") for name in METRICS)]
+    foot = ["average", "", "", "", "", *(averages(run).get(name, "") for name in HEADLINE)]
     return html_table(head, rows, "tasks", foot)
 
 

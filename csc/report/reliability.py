@@ -93,8 +93,8 @@ def threshold_curves(facts: TaskFacts, threshold: float, width: float = WIDTH) -
     marks.append(f'<g class="mark" {frame} transform="translate({at:.1f} 0)">')
     marks.append(f'<path class="dashed" d="M0 {top - 8}V{bottom}"/></g>')
     marks += [_dot(name, css, facts, threshold, at, top, bottom) for name, css in LINES.items()]
-    names = {"first": "precision (CP)", "second": "recall (CR)", "third": "CF1", "fourth": "OF1"}
-    marks += legend(left, names if width > 600 else {"first": "CP", "second": "CR", "third": "CF1", "fourth": "OF1"})
+    spelled_out = {"CP": "precision (CP)", "CR": "recall (CR)"} if width > 600 else {}
+    marks += legend(left, {css: spelled_out.get(name, name) for name, css in LINES.items()})
     return svg(width, bottom + 46, "Precision, recall and F1 against the threshold", marks)
 
 

@@ -181,7 +181,7 @@ def training(evidence: Sequence[Evidence]) -> str:
     tasks = [task.facts for task in evidence]
     if not tasks:
         return ""
-    head, rows = learning.speed(tasks)
+    head, rows = learning.times(tasks)
     if any(learning.terms(tasks)):
         entropy = " That of max-entropy is −β H, which is below zero." if "H" in learning.terms(tasks) else ""
         shown = f"<p>The terms of the loss, epoch by epoch.{entropy}</p>"

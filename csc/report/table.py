@@ -5,13 +5,12 @@ import unicodedata
 from collections.abc import Sequence
 from textwrap import wrap
 
-from csc.artifacts import Metrics, Run, TaskResult
+from csc.artifacts import HEADLINE, Metrics, Run, TaskResult
 from csc.report.columns import SUMMARY, titles
 from csc.report.paper import paper_for
 from csc.report.text import printable
 
 __all__ = [
-    "METRICS",
     "WIDTH",
     "aligned",
     "averages",
@@ -27,16 +26,15 @@ __all__ = [
 ]
 
 WIDTH = 100
-METRICS = ("mAP", "CF1", "OF1", "FPR", "forgetting")
 AVERAGED = ("mAP", "CF1", "OF1")
 GAP = "  "
 
 
 def text_table(run: Run) -> str:
     """Return the run as an aligned table for a terminal of 100 columns."""
-    header = ["task", "new classes", "seen", "train", "test", *METRICS]
+    header = ["task", "new classes", "seen", "train", "test", *HEADLINE]
     rows = [[*_counts(task), *_numbers(task)] for task in run.tasks]
-    average = ["average", "", "", "", "", *(averages(run).get(name, "") for name in METRICS)]
+    average = ["average", "", "", "", "", *(averages(run).get(name, "") for name in HEADLINE)]
     widths = [max(width_of(row[column]) for row in [header, *rows, average]) for column in range(len(header))]
     room = WIDTH - 2 - sum(widths) + widths[1] - len(GAP) * (len(widths) - 1)
     widths[1] = min(widths[1], max(room, len(header[1])))
@@ -66,10 +64,10 @@ def text_table(run: Run) -> str:
 def markdown_table(run: Run) -> str:
     """Return the run as Markdown tables: its tasks, then its numbers next to the paper's."""
     rows = [
-        ["task", "new classes", "seen", "train images", "test images", *METRICS],
-        ["--:", ":--", *["--:"] * (3 + len(METRICS))],
+        ["task", "new classes", "seen", "train images", "test images", *HEADLINE],
+        ["--:", ":--", *["--:"] * (3 + len(HEADLINE))],
         *([*_counts(task), *_numbers(task)] for task in run.tasks),
-        ["average", "", "", "", "", *(averages(run).get(name, "") for name in METRICS)],
+        ["average", "", "", "", "", *(averages(run).get(name, "") for name in HEADLINE)],
         [],
         ["", *titles(SUMMARY)],
         [":--", *["--:"] * len(SUMMARY)],
@@ -82,7 +80,7 @@ def markdown_table(run: Run) -> str:
 
 def old_classes_text(judged: Metrics) -> str:
     """What an extended model reaches on the classes that it knew before, in a sentence."""
-    numbers = " · ".join(f"{name} {judged[name]:.1f}" for name in METRICS)
+    numbers = " · ".join(f"{name} {judged[name]:.1f}" for name in HEADLINE)
     return f"The {len(judged.AP)} old classes on {judged.images:,} images of the data set of --test: {numbers}"
 
 
@@ -143,7 +141,7 @@ def _counts(task: TaskResult) -> list[str]:
 
 
 def _numbers(task: TaskResult) -> list[str]:
-    return [f"{task.metrics[name]:.1f}" for name in METRICS]
+    return [f"{task.metrics[name]:.1f}" for name in HEADLINE]
 
 
 def aligned(row: Sequence[str], widths: Sequence[int], left: int) -> str:

@@ -32,7 +32,7 @@ from csc.data.features import (
     write_maps,
 )
 from csc.data.progress import Bar
-from csc.data.shards import IndexEntry, damaged_shards, read_index
+from csc.data.shards import IndexEntry, damaged_shards, read_index, shard_name
 from csc.data.views import View
 from csc.errors import BadConfig
 from csc.model import save_tensors
@@ -192,7 +192,7 @@ class _Embedding:
         write_bytes(join(view_uri(self.uri, view), INDEX), content.encode())
 
     def _file(self, view: int, number: int) -> str:
-        return join(view_uri(self.uri, view), f"{number:05d}.arrow")
+        return join(view_uri(self.uri, view), shard_name(number))
 
     def _maps(self, shards: list[pa.Table], view: int, bar: Bar) -> Iterator[Iterator[Maps]]:
         """The maps of each shard, batch by batch; one loader runs through all of them and never waits at a border."""

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from csc import metrics
-from csc.artifacts import Metrics, RegisteredTask
+from csc.artifacts import HEADLINE, Metrics, RegisteredTask
 from csc.data.features import map_channels
 from csc.data.scores import Scores
 from csc.data.views import read_view
@@ -72,7 +72,7 @@ def evaluate(
         from csc.training.inspection import gather_evidence
 
         gather_evidence(Path(model), view, scores, features, seconds).write(evidence_out)
-    head = " · ".join(f"{name} {numbers[name]:.2f}" for name in ("mAP", "CF1", "OF1", "FPR", "forgetting"))
+    head = " · ".join(f"{name} {numbers[name]:.2f}" for name in HEADLINE)
     rest = len(card.classes) - len(judged)
     classes = f"{len(judged)} classes" + (f"; they have no labels of the other {rest}" if rest else "")
     print(f"task {card.task}/{card.tasks}: {head} on {len(view):,} test images, {classes}")

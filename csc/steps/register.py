@@ -3,6 +3,8 @@
 import tempfile
 from pathlib import Path
 
+import msgspec
+
 from csc.artifacts import Metrics, RegisteredTask, Run, TaskResult, Training
 from csc.config.groups import Register
 from csc.data.views import read_view
@@ -17,12 +19,8 @@ from csc.tracking.runs import Tracker
 
 __all__ = ["register"]
 
-TRACKED = (
-    *("mAP", "CF1", "OF1", "CP", "CR", "OP", "OR", "FPR", "H", "ECE", "forgetting"),
-    *("ECE_old", "ECE_new", "AECE", "AECE_old", "AECE_new"),
-    *("ECE_T", "ECE_old_T", "ECE_new_T", "AECE_T", "AECE_old_T", "AECE_new_T"),
-    *("CF1_own", "OF1_own", "temperature"),
-)
+# All numbers of a model but the threshold, which is a setting.
+TRACKED = tuple(f.name for f in msgspec.structs.fields(Metrics) if f.type is float and f.name != "threshold")
 
 
 @with_retries

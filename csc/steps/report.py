@@ -36,16 +36,16 @@ def report(registered: str, page_out: str, table_out: str) -> str:
     final = RegisteredTask.read(registered)
     run_id = final.model.parent_run_id
     evidence, old_classes = fetch_evidence(run_id), fetch_old_classes(run_id)
-    told = f"\n\n{old_classes_text(old_classes)}" if old_classes else ""
+    appendix = f"\n\n{old_classes_text(old_classes)}" if old_classes else ""
     page = render(final.run, evidence, max_entropy_pair(run_id), old_classes)
-    table = markdown_table(final.run) + told
+    table = markdown_table(final.run) + appendix
     write_bytes(page_out, page.encode())
     write_bytes(table_out, table.encode())
     files = {"report.html": page, "results.json": json.dumps(final.to_plain(), indent=1)}
     keep_figures(run_id, _figures(final.run, evidence), final.run.last.task)
     note = run_note(final.run, table, final.model.uri)
     finish_scenario(run_id, final.run.summary, final.run.last.task, files, note)
-    shown = text_table(final.run) + told
+    shown = text_table(final.run) + appendix
     print(shown)
     return shown
 

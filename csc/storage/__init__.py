@@ -17,6 +17,7 @@ from csc.storage import s3
 from csc.storage.local import (
     atomic_file,
     atomic_folder,
+    json_digest,
     parent_of,
     read_regular,
     regular,
@@ -39,6 +40,7 @@ __all__ = [
     "exists",
     "is_remote",
     "join",
+    "json_digest",
     "list_below",
     "local_path",
     "move_into",

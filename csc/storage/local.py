@@ -17,6 +17,7 @@ from csc.errors import BadData
 __all__ = [
     "atomic_file",
     "atomic_folder",
+    "json_digest",
     "parent_of",
     "read_regular",
     "regular",
@@ -129,3 +130,8 @@ def sha256_file(path: Path) -> str:
     """Return the SHA-256 of a file's bytes, in hex."""
     with regular(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def json_digest(content: Any) -> str:
+    """Return the SHA-256 of plain data as JSON, whatever the order of its keys, in hex."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -68,7 +68,7 @@ def run_cells(
     environment = _environment(min(parallel, len(cells)))
     have_maps, finished = set[object](), list[Result]()
     try:
-        with watched(lambda: [run.at_work for run in running], finished) as tell:
+        with watched(lambda: [run.at_work for run in running], finished) as print_line:
             while waiting or running:
                 for cell in _startable(waiting, [run.cell for run in running], have_maps, parallel - len(running)):
                     waiting.remove(cell)
@@ -81,10 +81,10 @@ def run_cells(
                 if result is not None:
                     finished.append(result)
                     numbers = f"last mAP {result.metrics['last_mAP']:.1f}, average {result.metrics['avg_mAP']:.1f}"
-                    tell(f"{title}: {numbers} ({run.seconds:.0f} s)")
+                    print_line(f"{title}: {numbers} ({run.seconds:.0f} s)")
                 else:
                     failed[run.cell.key] = reason
-                    tell(f"{title}: failed after {run.seconds:.0f} s: {reason}")
+                    print_line(f"{title}: failed after {run.seconds:.0f} s: {reason}")
     finally:
         for run in running:
             run.process.terminate()  # `csc run` takes it as an interrupt

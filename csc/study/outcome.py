@@ -172,9 +172,9 @@ class Outcome:
             values = [f"{value:g} ({_rows(those, _WIDE_ROOM)})" for value, those in by_value.items()]
             if len(values) > 1:
                 lines.setdefault(", ".join(values), []).append(scenario)
-        for told, scenarios in lines.items():
+        for message, scenarios in lines.items():
             where = "" if len(scenarios) == len(self.study.scenarios) else f" on {', '.join(scenarios)}"
-            yield f"the threshold of {', '.join(shown)} differs{where}: {told}"
+            yield f"the threshold of {', '.join(shown)} differs{where}: {message}"
 
     def _presets(self) -> Iterator[str]:
         for dataset in dict.fromkeys(result.cell.scenario.dataset for result in self.results):

@@ -26,7 +26,8 @@ def make_database(path: Path) -> None:
     """Make a database with all tables unless it is there; a process that is killed in between leaves none.
 
     MLflow makes the tables step by step, and never repairs a database with only some of them. So they are made in
-    another file, which then gets the name. Processes that start together wait for the first.
+    another file, which then gets the name; it waits for the disk once, not after each of their thousand changes.
+    Processes that start together wait for the first.
     """
     if _is_made(path):
         return
@@ -38,10 +39,14 @@ def make_database(path: Path) -> None:
         for left in path.parent.glob(f"{aside.name}*"):  # by a process that was killed, with SQLite's journal
             left.unlink()
         from mlflow.store.db import utils
+        from sqlalchemy import create_engine, event
 
-        engine = utils.create_sqlalchemy_engine_with_retry(f"sqlite:///{aside}")
+        engine = create_engine(f"sqlite:///{aside}")
+        event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous = OFF"))
         utils._initialize_tables(engine)
         engine.dispose()
+        with aside.open("rb") as file:
+            os.fsync(file.fileno())
         aside.replace(path)
 
 

@@ -1,12 +1,11 @@
 """Data as MLflow notes it with a run: the data set of a scenario, and the views of its tasks, each with a digest."""
 
-import hashlib
-import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from csc.model import ModelCard
 from csc.scenario import Scenario
+from csc.storage import json_digest
 
 if TYPE_CHECKING:
     from mlflow.entities import DatasetInput
@@ -29,7 +28,7 @@ def _digest(card: ModelCard, context: str) -> str:
     """A digest of all that decides which rows a view has: register, which cannot read every view, finds it too."""
     decides = [card.data_fingerprint, card.scenario, card.task, card.classes, card.new, context]
     decides += [card.config.get(name) for name in ("labels", "held_out")]
-    return hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:16]
+    return json_digest(decides)[:16]
 
 
 def _input(name: str, digest: str, source: str, tags: Mapping[str, str]) -> "DatasetInput":

@@ -14,6 +14,7 @@ from csc.config.layers import method_class
 from csc.config.schema import EXECUTION_ONLY, Config
 from csc.config.tree import flatten, setting_text
 from csc.scenario import Scenario
+from csc.storage import json_digest
 
 __all__ = ["changed_settings", "class_metric", "model_name", "page_name", "run_title", "settings_text"]
 
@@ -73,7 +74,7 @@ def page_name(scenario: str, config: Config) -> str:
     changed = changed_settings(scenario, config)
     if not changed:
         return name
-    return f"{name}-{hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:6]}"
+    return f"{name}-{json_digest(changed)[:6]}"
 
 
 def class_metric(metric: str, name: str) -> str:

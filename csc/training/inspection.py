@@ -17,7 +17,7 @@ from torch.nn.functional import adaptive_max_pool2d
 
 from csc.artifacts import Training
 from csc.config import differences
-from csc.data.evidence import THRESHOLDS, Evidence, Reliability, Sight, TaskFacts
+from csc.data.evidence import THRESHOLDS, Evidence, EvidenceImage, Reliability, TaskFacts
 from csc.data.features import map_channels
 from csc.data.scores import Scores
 from csc.data.shards import FORMATS, ImageShards
@@ -64,10 +64,10 @@ def gather_evidence(model: Path, view: View, scores: Scores, features: str, seco
     heats = _heat_maps(network, view, card, pairs, features)
     shown = _shown(chosen, scores, card)
     pictures = _Pictures(view)
-    sights = []
+    images = []
     for kind, column, row in chosen:
         heat = heats[row, columns[column]]
-        sight = Sight(
+        image = EvidenceImage(
             kind=kind,
             name=card.classes[column],
             image_id=pictures.ids[row],
@@ -77,12 +77,12 @@ def gather_evidence(model: Path, view: View, scores: Scores, features: str, seco
             heat=heat.tobytes(),
             heat_width=heat.shape[1],
         )
-        sights.append(sight)
+        images.append(image)
     exemplars, remembered = _memory(model, view)
     name, matrix = _correlation(network)
     shown_matrix = [[matrix[one][other] for other in columns] for one in columns] if matrix else []
     facts = _facts(model, card, view, scores, (name, shown_matrix), seconds, exemplars)
-    return Evidence(facts, (*sights, *remembered))
+    return Evidence(facts, (*images, *remembered))
 
 
 def _choice(view: View, scores: Scores, card: ModelCard) -> Pairs:
@@ -172,22 +172,22 @@ class _Pictures:
         return self._made[row]
 
 
-def _memory(model: Path, view: View) -> tuple[int, list[Sight]]:
+def _memory(model: Path, view: View) -> tuple[int, list[EvidenceImage]]:
     """How many images the model keeps for replay, and the first of each class."""
     if not (model / MEMORY).is_file():
         return 0, []
     memory = read_memory(model / MEMORY)
     pictures = _Pictures(memory.view(view))
-    sights: list[Sight] = []
+    images: list[EvidenceImage] = []
     count = Counter[str]()
     for row in np.argsort(memory.rank, kind="stable").tolist():
         labels = [memory.classes[label] for label in np.flatnonzero(memory.labels[row])]
         owner = int(memory.owner[row])
         name = memory.classes[owner] if owner >= 0 else next(iter(labels), "")
-        if count[name] < MEMORIES and len(sights) < 40 * MEMORIES:
+        if count[name] < MEMORIES and len(images) < 40 * MEMORIES:
             count[name] += 1
-            sights.append(Sight("memory", name, pictures.ids[row], 0.0, labels, pictures.thumbnail(row)))
-    return len(memory), sights
+            images.append(EvidenceImage("memory", name, pictures.ids[row], 0.0, labels, pictures.thumbnail(row)))
+    return len(memory), images
 
 
 def _facts(

@@ -87,7 +87,7 @@ class RemoteRun:
         spec = _retry(self.endpoint.spec, run)
         shown: set[object] = set()
 
-        def tell(line: str, mark: object) -> None:
+        def report(line: str, mark: object) -> None:
             if mark not in shown:
                 shown.add(mark)
                 print(f"{datetime.now():%H:%M:%S}  {line}", flush=True)
@@ -96,11 +96,11 @@ class RemoteRun:
             view = view_of(run, spec)
             for step in view.steps:
                 if step.state != STARTING:  # a driver takes seconds; of one that hangs 'csc status' tells
-                    tell(str(step), (step.key, step.state, step.tries))
+                    report(str(step), (step.key, step.state, step.tries))
             if not view.named:
-                tell(UNNAMED, "unnamed")
+                report(UNNAMED, "unnamed")
                 for line in progress_lines(view, self.tracking_uri):
-                    tell(line, line)
+                    report(line, line)
             if run.state in ENDED:
                 return view
             time.sleep(POLL_SECONDS)

@@ -17,7 +17,7 @@ from csc.config.schema import EXECUTION_ONLY
 from csc.config.tree import flatten, nested
 from csc.errors import CscError
 from csc.pipelines.local.steps import Step
-from csc.storage import read_bytes, read_json, sha256_file, write_bytes, write_json
+from csc.storage import json_digest, read_bytes, read_json, sha256_file, write_bytes, write_json
 from csc.tracking.server import database_of
 from csc.version import code_version
 
@@ -101,7 +101,7 @@ class StepCache:
             values["config"] = _deciding(config)
         read = {name: [self._content(one) for one in found] for name, found in _artifacts(inputs).items()}
         facts = [step.name, step.image, step.command_without_input, dict(step.variables), values, read, code_version()]
-        return self.folder / f"{hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()}.json"
+        return self.folder / f"{json_digest(facts)}.json"
 
     def _content(self, artifact: Mapping[str, Any]) -> Mapping[str, Any]:
         """An input of a step without what may differ between two tries: its path."""
@@ -157,5 +157,4 @@ def digest_of(path: Path) -> str:
     if not path.is_dir():
         return sha256_file(path)
     files = sorted(file for file in path.rglob("*") if file.is_file())
-    digests = {file.relative_to(path).as_posix(): sha256_file(file) for file in files}
-    return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
+    return json_digest({file.relative_to(path).as_posix(): sha256_file(file) for file in files})

@@ -82,10 +82,10 @@ def cut(root: Path, name: str, keep: int) -> None:
 
 
 def flip(root: Path, name: str, behind: str) -> None:
-    """Flip a bit 60 bytes behind the first place of some bytes; in the middle of the file if none are given."""
+    """Flip a bit 60 bytes behind where some bytes are first found; in the middle of the file if none are given."""
     content = bytearray((root / name).read_bytes())
-    place = content.index(bytes.fromhex(behind)) + 60 if behind else len(content) // 2
-    content[place] ^= 1
+    offset = content.index(bytes.fromhex(behind)) + 60 if behind else len(content) // 2
+    content[offset] ^= 1
     (root / name).write_bytes(content)
 
 
@@ -180,8 +180,8 @@ def parquet(root: Path, name: str, column: str, row: int, value: Any) -> None:
     values = table[column].to_pylist()
     values[row] = value
     field = table.schema.field(column)
-    place = table.column_names.index(column)
-    pq.write_table(table.set_column(place, field, pa.array(values, field.type)), root / name)
+    index = table.column_names.index(column)
+    pq.write_table(table.set_column(index, field, pa.array(values, field.type)), root / name)
 
 
 def parquet_text(root: Path, name: str, column: str) -> None:

@@ -14,10 +14,10 @@ import pytest
 
 from csc.pipelines import scenario
 from tests.bad_input.recipes import check_line, parameters, recipes
-from tests.bad_input.test_commands import place, typed_line
+from tests.bad_input.test_commands import cwd, typed_line
 from tests.cluster import compile_once
 
-__all__ = ["place"]  # a fixture
+__all__ = ["cwd"]  # a fixture
 
 RECIPES = recipes("answers")
 JSON = "application/json"
@@ -58,7 +58,7 @@ def answering(answers: dict[str, list[Any]]) -> Iterator[str]:
 
 @pytest.mark.parametrize("recipe", parameters(RECIPES))
 def test_an_answer_of_another_form_gives_the_one_line_of_its_recipe(
-    recipe: dict[str, Any], place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    recipe: dict[str, Any], cwd: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(scenario, "compile_pipeline", compile_once)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")  # which would wait for minutes
@@ -66,5 +66,5 @@ def test_an_answer_of_another_form_gives_the_one_line_of_its_recipe(
         if recipe["type"].split()[0] in ("show", "extend", "predict", "study"):
             monkeypatch.setenv("MLFLOW_TRACKING_URI", host)
         asked = recipe | {"type": recipe["type"].replace("{host}", host)}
-        line = typed_line(asked, place, capsys)
+        line = typed_line(asked, cwd, capsys)
     check_line(recipe, line.replace(host, "{host}"))

@@ -46,7 +46,7 @@ def typed_line(recipe: dict[str, Any], folder: Path, capsys: pytest.CaptureFixtu
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty folder as the present one; what commands set in the environment is undone."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
@@ -60,11 +60,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.mark.parametrize("recipe", parameters(ALL))
 def test_a_command_that_cannot_be_right_gives_the_one_line_of_its_recipe(
-    recipe: dict[str, Any], place: Path, capsys: pytest.CaptureFixture[str]
+    recipe: dict[str, Any], cwd: Path, capsys: pytest.CaptureFixture[str]
 ):
-    follow(recipe, place)
+    follow(recipe, cwd)
     os.environ.update(recipe.get("env", {}))
-    check_line(recipe, typed_line(recipe, place, capsys))
+    check_line(recipe, typed_line(recipe, cwd, capsys))
 
 
 def test_every_command_has_a_recipe():

@@ -45,8 +45,8 @@ def big_zip(folder: Path) -> Given:
     """A zip whose directory says that an image has 5 GB."""
     raw, _ = packed(folder)
     content = bytearray(raw.read_bytes())
-    place = content.rindex(b"train2014/000000000003.jpeg") - 46  # of its entry in the directory
-    content[place + 24 : place + 28] = struct.pack("<I", 0xF0000000)
+    offset = content.rindex(b"train2014/000000000003.jpeg") - 46  # of its entry in the directory
+    content[offset + 24 : offset + 28] = struct.pack("<I", 0xF0000000)
     raw.write_bytes(content)
     return raw, lambda: ingest_coco(raw, folder / "set", "animals")
 
@@ -54,9 +54,9 @@ def big_zip(folder: Path) -> Given:
 def encrypted_zip(folder: Path) -> Given:
     raw, _ = packed(folder)
     content = bytearray(raw.read_bytes())
-    place = -1
-    while (place := content.find(b"PK\x01\x02", place + 1)) >= 0:
-        content[place + 8] |= 1
+    offset = -1
+    while (offset := content.find(b"PK\x01\x02", offset + 1)) >= 0:
+        content[offset + 8] |= 1
     raw.write_bytes(content)
     return raw, lambda: ingest_coco(raw, folder / "set", "animals")
 

@@ -132,7 +132,7 @@ def test_the_pipeline_draws_a_roc_curve_from_one_corner_to_the_other(chain):
     json.dumps(points, allow_nan=False)
 
 
-def test_model_card_tells_what_the_model_is_made_from(chain):
+def test_model_card_says_what_the_model_is_made_from(chain):
     from csc.model import fingerprint, read_card
 
     first, second = (Path(chain[f"model-{task}"].path) for task in (1, 2))
@@ -187,8 +187,8 @@ def test_a_registered_model_takes_images_whatever_it_was_trained_on(chain):
 
     view = read_view(chain["test_view-2"].path)
     shards = ImageShards(Dataset.open(json.loads(chain["origin"])["data"]).images)
-    places = zip(view.table["shard"].to_pylist(), view.table["row"].to_pylist(), strict=True)
-    found = Predictor(chain["model-2"].path).confidences([bytes(shards.jpeg(*place)) for place in places])
+    positions = zip(view.table["shard"].to_pylist(), view.table["row"].to_pylist(), strict=True)
+    found = Predictor(chain["model-2"].path).confidences([bytes(shards.jpeg(*position)) for position in positions])
     np.testing.assert_allclose(
         found, Scores.read(Path(chain["scores-2"].path) / "scores.parquet").confidences, atol=5e-3
     )

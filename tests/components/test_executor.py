@@ -77,7 +77,7 @@ def _metrics(registered: Path) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Kubeflow:
-    """A place to run pipelines: data, an object store, a tracking server, and a volume that all pods share."""
+    """What pipelines run in: data, an object store, a tracking server, and a volume that all pods share."""
 
     folder: Path
     start: Start
@@ -120,9 +120,9 @@ def kubeflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubeflow]:
     folder = tmp_path_factory.mktemp("kubeflow")
     fresh_database(folder)
     with forked() as start:
-        place = Kubeflow(folder, start)
-        ingest_digits(Path(place.data), train=60, test=30, size=32)
-        yield place
+        environment = Kubeflow(folder, start)
+        ingest_digits(Path(environment.data), train=60, test=30, size=32)
+        yield environment
 
 
 @pytest.fixture(scope="module")
@@ -153,9 +153,11 @@ def study(kubeflow: Kubeflow) -> Run:
     row = Row("Fine-Tuning", "finetune")
     small = {key: value for key, value in SETTINGS.items() if key != "cigcn"}
     asked = Study("small", "Small", (row,), ("digits-b0c10",), seeds=(0, 1), settings=small)
-    places = {"digits": DataSource(kubeflow.data, CLASSES)}
+    sources = {"digits": DataSource(kubeflow.data, CLASSES)}
     profile = read_profile("kubeflow")
-    return kubeflow.run(lambda path: compile_study(asked, cells(asked, places), places, path, profile, on_cluster=True))
+    return kubeflow.run(
+        lambda path: compile_study(asked, cells(asked, sources), sources, path, profile, on_cluster=True)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -279,13 +281,13 @@ def fitted(recorded: dict[str, Any], step: Step) -> dict[str, Any]:
         name: then["parameterValues"][name] if isinstance(value, dict) else value
         for name, value in inputs.get("parameterValues", {}).items()
     }
-    places = {
+    destinations = {
         kind: {name: left.get(kind, {}).get(name, new) for name, new in outputs[kind].items()}
         for kind in ("parameters", "artifacts")
         if kind in outputs
     }
     given = {key: value for key, value in (("artifacts", artifacts), ("parameterValues", values)) if value}
-    return {"inputs": given, "outputs": {**places, "outputFile": left["outputFile"]}}
+    return {"inputs": given, "outputs": {**destinations, "outputFile": left["outputFile"]}}
 
 
 @pytest.mark.parametrize("name", RECORDED)

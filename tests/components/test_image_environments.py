@@ -88,9 +88,9 @@ def test_all_steps_of_a_scenario_a_window_an_extension_and_a_study_run_with_the_
     driver.run(data=animals.uri, model=f"models:/{DIGITS.name}-csc/2", test=data)
     assert not driver.failed, "\n".join(driver.failed.values())
     asked = Study("small", "Small", (Row("CSC", "csc", settings=ON_MAPS),), (DIGITS.name,), seeds=(0,))
-    places = {"digits": DataSource(data, CLASSES)}
+    sources = {"digits": DataSource(data, CLASSES)}
     out = tmp_path / "study.yaml"
-    compile_study(asked, cells(asked, places), places, out, on_cluster=True)
+    compile_study(asked, cells(asked, sources), sources, out, on_cluster=True)
 
     def only_the_tables(step: Step) -> Output:
         if step.name == "collect":

@@ -88,8 +88,8 @@ def _install() -> None:
 def _started(folder: Path) -> Iterator[Engine]:
     """An engine that keeps everything in a folder and leaves the machine's network as it is."""
     host = f"unix://{folder}/docker.sock"
-    places = {"host": host, "data-root": folder / "data", "exec-root": folder / "exec", "pidfile": folder / "pid"}
-    options = [f"--{name}={place}" for name, place in places.items()]
+    settings = {"host": host, "data-root": folder / "data", "exec-root": folder / "exec", "pidfile": folder / "pid"}
+    options = [f"--{name}={value}" for name, value in settings.items()]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             ["dockerd", *options, "--bridge=none", "--iptables=false", "--ip6tables=false"], stdout=log, stderr=log

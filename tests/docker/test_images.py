@@ -91,7 +91,7 @@ def test_doctor_says_what_to_do_where_nothing_can_be_written(engine: Engine, ima
         assert f"(Read-only file system); set {variable} to a folder that can be written" in done.stdout
 
 
-def test_doctor_says_that_servers_cannot_be_reached_and_tells_no_secret(engine: Engine, images: dict):
+def test_doctor_says_that_servers_cannot_be_reached_and_shows_no_secret(engine: Engine, images: dict):
     environment = {
         "AWS_ACCESS_KEY_ID": "key-1234",
         "AWS_SECRET_ACCESS_KEY": "hidden-1",

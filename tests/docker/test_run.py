@@ -133,8 +133,8 @@ def test_a_run_on_servers_killed_while_a_container_works_is_taken_up_without_it(
     _let_others_in(tmp_path)
     workdir = tmp_path / "work"
     outside = environment(engine) | servers.store.environment() | {"MLFLOW_TRACKING_URI": servers.tracking.uri}
-    place = ("--data", f"{bucket}/digits", "--workdir", workdir)
-    words = command("run", "digits-b0c5", *place, "--runner", "docker", "--profile", profile)
+    folders = ("--data", f"{bucket}/digits", "--workdir", workdir)
+    words = command("run", "digits-b0c5", *folders, "--runner", "docker", "--profile", profile)
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=outside, start_new_session=True) as victim:
         assert any("task 1/2 · epoch 1/2" in line for line in victim.stdout)
         os.killpg(victim.pid, signal.SIGKILL)

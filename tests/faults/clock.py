@@ -21,9 +21,9 @@ def jump(lab: Lab, rng: Random) -> None:
         folder.mkdir()
         offset = folder / "offset"
         offset.write_text("+0d")
-        place = lab.run(folder=folder)
-        place.forked = False
-        place.variables = {
+        workspace = lab.run(folder=folder)
+        workspace.forked = False
+        workspace.variables = {
             "LD_PRELOAD": str(library),
             "FAKETIME_TIMESTAMP_FILE": str(offset),
             "FAKETIME_CACHE_DURATION": "1",
@@ -35,19 +35,19 @@ def jump(lab: Lab, rng: Random) -> None:
                 file.write_text(text)
                 running.wait_for(Moment(line=line))
 
-        running = place.disturb(Moment(line=r"task 1/2 · epoch 1"), rng, jumps)
+        running = workspace.disturb(Moment(line=r"task 1/2 · epoch 1"), rng, jumps)
         lab.tried(f"clock jumps {name}")
         if running.process.returncode != 0:
             raise Lost(f"exit code {running.process.returncode}: {running.end_of_output}")
-        judge(place, lab.undisturbed())
+        judge(workspace, lab.undisturbed())
         lab.survived()
 
 
 def faketime() -> Path:
     """The library that changes the time a process sees; skips if it is not there and may not be installed."""
     for again in (False, True):
-        places = Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")
-        if (found := next(iter(sorted(places)), None)) is not None:
+        libraries = Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")
+        if (found := next(iter(sorted(libraries)), None)) is not None:
             return found
         if not again:
             install("libfaketime", missing="no libfaketime")

@@ -46,14 +46,14 @@ class Moment:
 
 
 @dataclass
-class Place:
+class Workspace:
     """The folders of a try, and the command that is repeated in it until it ends well."""
 
     folder: Path
     words: tuple[object, ...]
     settings: tuple[str, ...] = SMALL
     variables: Mapping[str, str] = field(default_factory=dict)
-    forked: bool = True  # whether the command is a fork that has all its libraries, or Python is started anew
+    forked: bool = True  # whether the command is a fork that has all its libraries, or a new Python process
 
     @property
     def work(self) -> Path:
@@ -182,13 +182,13 @@ class Running:
             found.append(generation)
         self.family = [pid for generation in reversed(found) for pid in generation] or self.family
 
-    def kill(self, whom: str) -> None:
+    def kill(self, target: str) -> None:
         """SIGKILL to `everything` as when a node dies, to the `command` alone, or to its `step` as for its memory."""
-        if whom != "command":
-            victims = [pid for pid in self.family if whom == "everything" or _leads_a_session(pid)]
+        if target != "command":
+            victims = [pid for pid in self.family if target == "everything" or _leads_a_session(pid)]
             for pid in victims:
                 _send(pid, signal.SIGKILL)
-        if whom != "step" or not victims:
+        if target != "step" or not victims:
             _send(self.process.pid, signal.SIGKILL)
         self.sent = True
 

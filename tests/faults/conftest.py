@@ -37,7 +37,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         for rows in (rows for key, rows in getattr(report, "user_properties", ()) if key == "faults"):
             tries.update(row for row, _ in rows)
             found = [row for row, survived in rows if not survived]
-            if not found and report.nodeid in failed:  # it ended before its row was told
+            if not found and report.nodeid in failed:  # it ended before its row was reported
                 found = [_fault(report.nodeid)[0]]
                 tries.update(found)
             lost.update(found)

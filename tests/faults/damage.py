@@ -24,20 +24,20 @@ def fill_disk(lab: Lab, rng: Random) -> None:
         folder = lab.folder / f"{size}"
         folder.mkdir()
         with disk(folder) as resize:
-            place = lab.run(folder=folder)
+            workspace = lab.run(folder=folder)
             room = int(size * MIB * rng.uniform(0.9, 1.1))
 
             def fill(_: object, room: int = room) -> None:
                 resize(room)
 
-            running = place.disturb(Moment(line="^ingest$"), rng, fill)
+            running = workspace.disturb(Moment(line="^ingest$"), rng, fill)
             lab.tried("disk full")
             if running.process.returncode != 2 or "Traceback" in running.output:
                 raise Lost(f"{room} bytes: exit code {running.process.returncode}: {running.end_of_output}")
-            check_whole(place.work)
+            check_whole(workspace.work)
             resize(900 * MIB)
-            place.finish()
-            judge(place, lab.undisturbed())
+            workspace.finish()
+            judge(workspace, lab.undisturbed())
             lab.survived()
 
 
@@ -85,16 +85,17 @@ REFUSED = {
 def flip_bits(lab: Lab, rng: Random) -> None:
     """A bit flipped in each kind of file of a finished run: what can be made again is, the rest is refused by name."""
     shutil.copytree(lab.data, lab.folder / "set")
-    place = lab.run(data=lab.folder / "set")
-    place.finish()
+    workspace = lab.run(data=lab.folder / "set")
+    workspace.finish()
     for kind in lab.chosen(MADE_AGAIN):
         flip(rng.choice(sorted(lab.folder.glob(MADE_AGAIN[kind]))), rng)
         lab.tried(f"bit flipped: {kind}")
-    place.finish()
-    judge(place, lab.undisturbed(), whole=False)  # what was damaged is still there, with what was made again next to it
+    workspace.finish()
+    # What was damaged is still there, with what was made again next to it.
+    judge(workspace, lab.undisturbed(), whole=False)
     lab.survived()
     for kind in lab.chosen(REFUSED):
-        again = place if kind == "database" else lab.run(data=lab.folder / "set", folder=lab.folder / kind)
+        again = workspace if kind == "database" else lab.run(data=lab.folder / "set", folder=lab.folder / kind)
         file = rng.choice(sorted(lab.folder.glob(REFUSED[kind])))
         before = file.read_bytes()
         flip(file, rng, heads=kind == "database")
@@ -112,23 +113,23 @@ def flip_bits(lab: Lab, rng: Random) -> None:
 def flip(file: Path, rng: Random, *, heads: bool = False) -> None:
     """Flip a bit of a file; of a database in the head of a page, for SQLite keeps no digest of what the cells hold."""
     content = bytearray(file.read_bytes())
-    position = rng.randrange(len(content))
+    offset = rng.randrange(len(content))
     if heads:
-        position = position // 4096 * 4096 + rng.randrange(8)
-    content[position] ^= 1 << rng.randrange(8)
+        offset = offset // 4096 * 4096 + rng.randrange(8)
+    content[offset] ^= 1 << rng.randrange(8)
     file.write_bytes(content)
 
 
 def flip_checkpoint(lab: Lab, rng: Random) -> None:
     """A bit flipped in the checkpoint of a run that was told to end: the task begins again."""
-    place = lab.run()
-    place.disturb(Moment(line=r"task 1/2 · epoch 2/3", within=0.2), rng, lambda running: running.terminate())
-    (checkpoint,) = place.work.glob("checkpoints/*/*/*.safetensors")
+    workspace = lab.run()
+    workspace.disturb(Moment(line=r"task 1/2 · epoch 2/3", within=0.2), rng, lambda running: running.terminate())
+    (checkpoint,) = workspace.work.glob("checkpoints/*/*/*.safetensors")
     flip(checkpoint, rng)
     lab.tried("bit flipped: checkpoint")
-    if "damaged checkpoint" not in place.finish():
+    if "damaged checkpoint" not in workspace.finish():
         raise Lost(f"{checkpoint}: the damage was not noticed")
-    judge(place, lab.undisturbed())
+    judge(workspace, lab.undisturbed())
 
 
 def flip_maps(lab: Lab, rng: Random) -> None:

@@ -11,22 +11,22 @@ from safetensors import safe_open
 
 from csc.model import read_card
 from csc.tracking.names import model_name
-from tests.faults.commands import Lost, Place
+from tests.faults.commands import Lost, Workspace
 from tests.tracked import Tracked
 
 
-def facts(place: Place, method: str = "csc") -> dict[str, Any]:
+def facts(workspace: Workspace, method: str = "csc") -> dict[str, Any]:
     """Metrics, weights, scores, and what the tracking server has of the run."""
     from mlflow.tracking import MlflowClient
 
     def newest(step: str, output: str) -> Path:
         """The newest output of a step, of all tries."""
-        found = list(place.work.glob(f"pipeline/*-{method}-seed*/*/{step}/{output}"))
+        found = list(workspace.work.glob(f"pipeline/*-{method}-seed*/*/{step}/{output}"))
         if not found:
-            raise Lost(f"no {output} of {step} in {place.work}")
+            raise Lost(f"no {output} of {step} in {workspace.work}")
         return max(found, key=lambda path: path.stat().st_mtime)
 
-    uri = place.variables.get("MLFLOW_TRACKING_URI") or f"sqlite:///{place.work}/mlflow.db"
+    uri = workspace.variables.get("MLFLOW_TRACKING_URI") or f"sqlite:///{workspace.work}/mlflow.db"
     tracked = Tracked(MlflowClient(uri), read_card(newest("train", "model")))
     record = json.loads(newest("register-2", "registered").read_text())
     return {
@@ -39,22 +39,22 @@ def facts(place: Place, method: str = "csc") -> dict[str, Any]:
     }
 
 
-def judge(place: Place, undisturbed: dict[str, Any], method: str = "csc", *, whole: bool = True) -> None:
+def judge(workspace: Workspace, undisturbed: dict[str, Any], method: str = "csc", *, whole: bool = True) -> None:
     """Raise if anything is not as it should be after a run that has ended well."""
-    found = facts(place, method)
+    found = facts(workspace, method)
     for name, expected in undisturbed.items():
         if found[name] != expected:
             raise Lost(f"{name}: {_short(found[name])} instead of {_short(expected)}")
-    if left := leftovers(place):
+    if left := leftovers(workspace):
         raise Lost(f"left behind: {', '.join(left)}")
     if whole:
-        check_whole(place.work)
+        check_whole(workspace.work)
 
 
-def leftovers(place: Place) -> list[str]:
+def leftovers(workspace: Workspace) -> list[str]:
     """Temporary files and folders, hidden files, and checkpoints, none of which outlives a finished run."""
-    below = [*place.temporary.iterdir(), *place.work.rglob(".*"), *(place.work / "checkpoints").glob("*")]
-    return [str(path.relative_to(place.folder)) for path in below if not path.name.startswith("torchinductor_")]
+    below = [*workspace.temporary.iterdir(), *workspace.work.rglob(".*"), *(workspace.work / "checkpoints").glob("*")]
+    return [str(path.relative_to(workspace.folder)) for path in below if not path.name.startswith("torchinductor_")]
 
 
 def check_whole(folder: Path) -> None:

@@ -8,7 +8,7 @@ from random import Random
 
 import yaml
 
-from tests.faults.commands import SCENARIO, SMALL, Lost, Moment, Place
+from tests.faults.commands import SCENARIO, SMALL, Lost, Moment, Workspace
 from tests.faults.judge import check_whole, judge
 from tests.faults.lab import Lab
 from tests.tracked import fresh_database
@@ -28,25 +28,27 @@ STEPS = {"epoch": ("train",), "build": ("split-labels", "build-dataset")}  # tha
 
 def kill_run(lab: Lab, rng: Random) -> None:
     """One run that is killed in every phase, in one of its two tasks; the same command takes it up each time."""
-    place, chosen = lab.run(), lab.chosen(PHASES)
+    workspace, chosen = lab.run(), lab.chosen(PHASES)
     if "database" not in chosen:  # whose making takes as long as a run
-        fresh_database(place.work)
+        fresh_database(workspace.work)
     for task, phase in in_order(rng, chosen):
         moment = PHASES[phase]
         moment = Moment(moment.line.format(task), moment.file.format(task), moment.within)
-        whom = rng.choice(["everything", "everything", "command", "step"])
-        running = place.disturb(moment, rng, lambda running: running.kill(whom))  # noqa: B023
+        target = rng.choice(["everything", "everything", "command", "step"])
+        running = workspace.disturb(moment, rng, lambda running: running.kill(target))  # noqa: B023
         if not running.came:
             raise Lost(f"{phase} of task {task} never came: {running.end_of_output}")
         if running.sent:
             # What was being written is left half-written; otherwise the command has said which step is at work.
-            inside = moment.seen((), place.work) if moment.file else running.step.endswith(STEPS.get(phase, (phase,)))
+            inside = (
+                moment.seen((), workspace.work) if moment.file else running.step.endswith(STEPS.get(phase, (phase,)))
+            )
             lab.tried(f"kill: {phase}" if inside else "kill: elsewhere")
-            check_whole(place.work)
+            check_whole(workspace.work)
         if running.process.returncode == 0:  # this machine is fast: the run, or the step, had ended before the signal
             break
-    place.finish()
-    judge(place, lab.undisturbed())
+    workspace.finish()
+    judge(workspace, lab.undisturbed())
 
 
 def in_order(rng: Random, phases: list[str]) -> list[tuple[int, str]]:
@@ -57,21 +59,21 @@ def in_order(rng: Random, phases: list[str]) -> list[tuple[int, str]]:
 
 def kill_ingest(lab: Lab, rng: Random) -> None:
     """A data set that is ingested with kills in between is the same to the byte."""
-    whole, place = (
-        Place(folder, ("ingest", "digits", "--out", folder / "work"), forked=False)
+    whole, workspace = (
+        Workspace(folder, ("ingest", "digits", "--out", folder / "work"), forked=False)
         for folder in (lab.shared / "ingest", lab.folder)
     )
     if not (whole.work / "dataset.json").exists():
         whole.finish()
     for _ in range(3):
         moment = Moment(file="partial/key", within=3.0)
-        running = place.disturb(moment, rng, lambda running: running.kill(rng.choice(["everything", "command"])))
+        running = workspace.disturb(moment, rng, lambda running: running.kill(rng.choice(["everything", "command"])))
         if running.sent:
             lab.tried("kill: ingest")
-            check_whole(place.work)
-    place.finish()
-    compared = filecmp.dircmp(whole.work, place.work)
-    differing = [*compared.left_only, *compared.right_only, *_other_bytes(compared), *place.temporary.iterdir()]
+            check_whole(workspace.work)
+    workspace.finish()
+    compared = filecmp.dircmp(whole.work, workspace.work)
+    differing = [*compared.left_only, *compared.right_only, *_other_bytes(compared), *workspace.temporary.iterdir()]
     if differing:
         raise Lost(f"not the data set of an undisturbed ingest: {differing}")
 
@@ -89,29 +91,30 @@ def kill_study(lab: Lab, rng: Random) -> None:
     file.write_text(yaml.safe_dump({"title": "Two", "scenarios": [SCENARIO], "seeds": [0], "rows": rows}))
     sets = [word for setting in SMALL for word in ("--set", setting)]
     work = ("--workdir", lab.folder / "work", "--parallel", "2", "--verbose")
-    place = Place(lab.folder, ("study", file, "--data", lab.data, *work, *sets), forked=False)
+    workspace = Workspace(lab.folder, ("study", file, "--data", lab.data, *work, *sets), forked=False)
     seen = [r"runs? to do", r"task 1/2 · epoch", r"task 2/2 · epoch", r"^\[1/"]
     for line in seen:
-        running = place.disturb(
+        running = workspace.disturb(
             Moment(line=line, within=3.0), rng, lambda running: running.kill(rng.choice(["everything", "command"]))
         )
         if running.sent:
             lab.tried("kill: study")
-            check_whole(place.work)
-    place.finish(tries=2, failed=1)  # a cell may have outlived the study by a moment, and have been at work on its run
-    judge(place, lab.undisturbed())
-    judge(place, lab.undisturbed("lwf", lambda: lab.run(folder=lab.shared / "lwf", method="lwf"), "lwf"), "lwf")
+            check_whole(workspace.work)
+    # A cell may have outlived the study by a moment, and have been at work on its run.
+    workspace.finish(tries=2, failed=1)
+    judge(workspace, lab.undisturbed())
+    judge(workspace, lab.undisturbed("lwf", lambda: lab.run(folder=lab.shared / "lwf", method="lwf"), "lwf"), "lwf")
 
 
 def terminate_run(lab: Lab, rng: Random) -> None:
     """One run that is told to end five times, mostly in its epochs; it says so, and exits with 143."""
-    place = lab.run()
+    workspace = lab.run()
     epochs = sorted(rng.sample([(task, epoch) for task in (1, 2) for epoch in (1, 2)], 3))
     moments = [Moment(line=rf"task {task}/2 · epoch {epoch}/3", within=0.4) for task, epoch in epochs]
     moments.insert(0, Moment(line=r"^task 1 · train$", within=1.0))
     moments.append(Moment(line=rf"^task 2 · {rng.choice(['evaluate', 'register'])}$", within=0.3))
     for moment in moments:
-        running = place.disturb(moment, rng, lambda running: running.terminate())
+        running = workspace.disturb(moment, rng, lambda running: running.terminate())
         if not running.sent:  # this machine is fast: the run has ended, or the signal before came after this epoch
             if running.process.returncode != 0:
                 raise Lost(f"{moment}: neither came nor ended well: {running.end_of_output}")
@@ -120,11 +123,11 @@ def terminate_run(lab: Lab, rng: Random) -> None:
         lab.tried("SIGTERM: training" if training else "SIGTERM: elsewhere")
         if running.process.returncode != 143 or "csc: ended by SIGTERM" not in running.output:
             raise Lost(f"exit code {running.process.returncode} after SIGTERM: {running.end_of_output}")
-        check_whole(place.work)
-        if open_runs(place.work):
-            raise Lost(f"RUNNING in MLflow after SIGTERM: {open_runs(place.work)}")
-    place.finish()
-    judge(place, lab.undisturbed())
+        check_whole(workspace.work)
+        if open_runs(workspace.work):
+            raise Lost(f"RUNNING in MLflow after SIGTERM: {open_runs(workspace.work)}")
+    workspace.finish()
+    judge(workspace, lab.undisturbed())
 
 
 def open_runs(work: Path) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from csc.data.ingest.digits import ingest_digits
-from tests.faults.commands import SCENARIO, SMALL, Place
+from tests.faults.commands import SCENARIO, SMALL, Workspace
 from tests.faults.judge import facts
 from tests.tracked import fresh_database
 
@@ -22,7 +22,7 @@ class Lab:
     Attributes:
         folder: of this try.
         shared: of all tries of this test process.
-        known: the facts of undisturbed runs, by method and place.
+        known: the facts of undisturbed runs, by name.
         start_servers: gives the object store and the tracking server, started when first asked for.
         forked: how its runs are started.
         phases: to which the faults of a chain are limited; none for all of them.
@@ -44,23 +44,25 @@ class Lab:
         """A small data set."""
         return ingest_digits(self.shared / "data", train=120, test=40, size=32).path
 
-    def run(self, *settings: str, folder: Path | None = None, method: str = "csc", data: Path | None = None) -> Place:
+    def run(
+        self, *settings: str, folder: Path | None = None, method: str = "csc", data: Path | None = None
+    ) -> Workspace:
         """The small run that most tries disturb."""
-        place = (folder or self.folder) / "work"
-        command = ("run", SCENARIO, "--method", method, "--data", data or self.data, "--workdir", place)
+        work = (folder or self.folder) / "work"
+        command = ("run", SCENARIO, "--method", method, "--data", data or self.data, "--workdir", work)
         small = SMALL if method == "csc" else SMALL[:-1]  # the last is a setting of that method
-        return Place(place.parent, command, (*small, *settings), forked=self.forked)
+        return Workspace(work.parent, command, (*small, *settings), forked=self.forked)
 
     def undisturbed(
-        self, name: str = "csc", make: Callable[[], Place] | None = None, method: str = "csc"
+        self, name: str = "csc", make: Callable[[], Workspace] | None = None, method: str = "csc"
     ) -> dict[str, Any]:
         """What a run leaves that nothing disturbs; it is run when first asked for."""
         if name not in self.known:
-            place = make() if make else self.run(folder=self.shared / name)
-            if "MLFLOW_TRACKING_URI" not in place.variables:  # no server, but a database of its own
-                fresh_database(place.work)
-            place.finish()
-            self.known[name] = facts(place, method)
+            workspace = make() if make else self.run(folder=self.shared / name)
+            if "MLFLOW_TRACKING_URI" not in workspace.variables:  # no server, but a database of its own
+                fresh_database(workspace.work)
+            workspace.finish()
+            self.known[name] = facts(workspace, method)
         return self.known[name]
 
     def tried(self, row: str) -> None:

@@ -35,7 +35,7 @@ class Forked:
         words: list[str],
         variables: Mapping[str, str],
         errors: str = "",
-        place: str = "",
+        cwd: str = "",
         terminal: str = "",
         *,
         session: bool = True,
@@ -46,7 +46,7 @@ class Forked:
             words: `python -m csc …`, or `python SCRIPT.py …`.
             variables: its environment.
             errors: file for its errors, which are in its output otherwise.
-            place: folder where it runs, if not the present one.
+            cwd: folder where it runs, if not the present one.
             terminal: device that it is started from and prints to; there is no `stdout` then.
             session: whether it has a session of its own, or that of the process that it was forked from.
         """
@@ -57,7 +57,7 @@ class Forked:
         assert starter.stdin is not None
         assert starter.stdout is not None
         words, folder = words[3:] if words[1] == "-m" else words[1:], str(self._folder)
-        request = {"words": words, "variables": dict(variables), "folder": folder, "errors": errors, "place": place}
+        request = {"words": words, "variables": dict(variables), "folder": folder, "errors": errors, "cwd": cwd}
         request |= {"terminal": terminal, "session": session}
         starter.stdin.write(f"{json.dumps(request)}\n")
         starter.stdin.flush()
@@ -91,12 +91,12 @@ class Forked:
 
 
 def finished(
-    words: list[str], variables: Mapping[str, str], place: str = "", seconds: float = 600.0
+    words: list[str], variables: Mapping[str, str], cwd: str = "", seconds: float = 600.0
 ) -> "subprocess.CompletedProcess[str]":
     """Run a command to its end, as `subprocess.run` does."""
     with tempfile.TemporaryDirectory() as folder:
         errors = Path(folder, "errors")
-        started = Forked(words, variables, str(errors), place)
+        started = Forked(words, variables, str(errors), cwd)
         with started.stdout:
             printed = started.stdout.read()
         code = started.wait(seconds)
@@ -139,18 +139,18 @@ def _fork_commands(requests: IO[str], answers: IO[str]) -> None:
 def _fork_cells() -> None:
     """Let this command fork the cells of its study, by a process that is forked here, before there are threads."""
     global _starter
-    (asked, ask), (told, tell) = os.pipe(), os.pipe()
+    (requests, request_pipe), (answers, answer_pipe) = os.pipe(), os.pipe()
     if os.fork() == 0:
-        os.close(ask)  # it ends when the study does
+        os.close(request_pipe)  # it ends when the study does
         nothing = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(nothing, stream)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, which is for the cells
-        _fork_commands(os.fdopen(asked), os.fdopen(tell, "w"))
+        _fork_commands(os.fdopen(requests), os.fdopen(answer_pipe, "w"))
         os._exit(0)
-    os.close(asked)
-    os.close(tell)
-    starter: Any = SimpleNamespace(stdin=os.fdopen(ask, "w"), stdout=os.fdopen(told))
+    os.close(requests)
+    os.close(answer_pipe)
+    starter: Any = SimpleNamespace(stdin=os.fdopen(request_pipe, "w"), stdout=os.fdopen(answers))
     _starter = lambda: (starter, 0)  # type: ignore[assignment] # noqa: E731
     from csc.study import local
 
@@ -166,7 +166,7 @@ def _keep(
     variables: dict[str, str],
     folder: str,
     errors: str,
-    place: str,
+    cwd: str,
     terminal: str,
     session: bool,
 ) -> None:
@@ -180,7 +180,7 @@ def _keep(
         os.dup2(os.open(terminal or os.devnull, os.O_RDONLY), 0)
         os.dup2(os.open(terminal or f"{folder}/output", os.O_WRONLY), 1)
         os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT) if errors else 1, 2)
-        os.chdir(place or ".")
+        os.chdir(cwd or ".")
         os.environ.clear()
         os.environ.update(variables)
         tempfile.tempdir = None  # to be chosen by our TMPDIR

@@ -25,17 +25,17 @@ def mutated(draw: st.DrawFn, kind: str) -> bytes:
     """A seed in which a few bytes were changed, cut out, doubled or replaced by something that parsers dislike."""
     content = bytearray(draw(st.sampled_from(sorted(SEEDS.glob(kind)))).read_bytes())
     for _ in range(draw(st.integers(0, 6))):
-        place = draw(st.integers(0, max(0, len(content) - 1)))
+        offset = draw(st.integers(0, max(0, len(content) - 1)))
         length = draw(st.integers(1, 40))
         change = draw(st.sampled_from(["byte", "cut", "double", "token"]))
         if change == "byte" and content:
-            content[place] = draw(st.integers(0, 255))
+            content[offset] = draw(st.integers(0, 255))
         elif change == "cut":
-            del content[place : place + length]
+            del content[offset : offset + length]
         elif change == "double":
-            content[place:place] = content[place : place + length]
+            content[offset:offset] = content[offset : offset + length]
         else:
-            content[place:place] = draw(st.sampled_from(TOKENS))
+            content[offset:offset] = draw(st.sampled_from(TOKENS))
     return bytes(content)
 
 

@@ -93,13 +93,13 @@ def test_the_old_classes_are_judged_with_data_that_label_them(work, data, client
     (line,) = [line for line in done.stdout.splitlines() if "5 classes; they have no labels of the other 2" in line]
     assert "forgetting" in line
     assert "task 2 · evaluate-2" in done.stdout
-    told = next(text for text in done.stdout.splitlines() if text.startswith("The 5 old classes on"))
-    assert told in csc("show", "digits-b0c5+2", "--workdir", work[0]).stdout
+    result = next(text for text in done.stdout.splitlines() if text.startswith("The 5 old classes on"))
+    assert result in csc("show", "digits-b0c5+2", "--workdir", work[0]).stdout
     (page,) = work[0].glob("digits-b0c5+2-csc-*.html")
-    assert told in page.read_text(encoding="utf-8")
+    assert result in page.read_text(encoding="utf-8")
     experiment = client.get_experiment_by_name("csc-digits").experiment_id
     found = client.search_runs([experiment], "tags.`csc.scenario` = 'digits-b0c5+2'")
-    assert {run.data.tags["csc.role"]: f"mAP {run.data.metrics['old_classes/mAP']:.1f}" in told for run in found} == {
+    assert {run.data.tags["csc.role"]: f"mAP {run.data.metrics['old_classes/mAP']:.1f}" in result for run in found} == {
         "scenario": True,
         "task": True,
     }

@@ -144,9 +144,9 @@ def test_ui_serves_the_runs_of_the_work_folder(undisturbed):
 def test_show_prints_a_run_however_it_is_named(undisturbed, scenes):
     workdir, _ = undisturbed
     names = ([], ["digits-b0c4"], [NAME], [f"models:/{NAME}/2"])
-    told = [inside("show", *name, "--workdir", workdir) for name in names]
-    assert {done.stdout for done in told} == {told[0].stdout}
-    lines = told[0].stdout.splitlines()
+    shown = [inside("show", *name, "--workdir", workdir) for name in names]
+    assert {done.stdout for done in shown} == {shown[0].stdout}
+    lines = shown[0].stdout.splitlines()
     assert re.match(r"digits-b0c4 · csc · .* · seed 0 · finished · started 20", lines[0])
     assert lines[1] == "settings  backbone.name=test_byobnet · cigcn.width=16 · train.epochs=2"
     assert lines[2] == f"model     models:/{NAME}/3"

@@ -115,7 +115,7 @@ BROKEN: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("broken", BROKEN)
-def test_a_store_that_cannot_be_used_is_told_in_one_line(
+def test_a_store_that_cannot_be_used_is_reported_in_one_line(
     broken: str, bucket: str, nobody: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (tmp_path / "file").write_bytes(b"x")
@@ -123,10 +123,10 @@ def test_a_store_that_cannot_be_used_is_told_in_one_line(
     for name, value in settings.items():
         monkeypatch.setenv(name, value.replace("NOBODY", nobody))
     monkeypatch.setattr("time.sleep", lambda _: None)  # between tries to connect
-    place = bucket.replace("s3://csc/", "s3://no-such-bucket/") if broken == "bucket" else bucket
+    prefix = bucket.replace("s3://csc/", "s3://no-such-bucket/") if broken == "bucket" else bucket
     for operation in OPERATIONS.values():
-        message = refusal(lambda: operation(f"{place}/file", tmp_path))  # noqa: B023
-        assert message.startswith(f"{place}/file")
+        message = refusal(lambda: operation(f"{prefix}/file", tmp_path))  # noqa: B023
+        assert message.startswith(f"{prefix}/file")
         for word in words:
             assert word.replace("NOBODY", nobody) in message
         assert "of-the-tests" not in message
@@ -135,7 +135,7 @@ def test_a_store_that_cannot_be_used_is_told_in_one_line(
 
 
 @pytest.mark.parametrize("operation", ["read_bytes", "download", "zip", "dataset", "source"])
-def test_a_name_that_nothing_has_is_told_in_one_line(operation: str, bucket: str, tmp_path: Path):
+def test_a_name_that_nothing_has_is_reported_in_one_line(operation: str, bucket: str, tmp_path: Path):
     message = refusal(lambda: OPERATIONS[operation](f"{bucket}/file", tmp_path))
     assert message.startswith(f"{bucket}/file")
     assert "no such" in message or "not a data set" in message
@@ -187,15 +187,15 @@ def test_a_zip_is_copied_once_for_all_processes_and_again_when_it_was_replaced(
     assert len(cached(tmp_path)) == 2
 
 
-def test_a_damaged_zip_is_told_by_its_name_or_its_member(bucket: str, tmp_path: Path):
+def test_a_damaged_zip_is_reported_by_its_name_or_its_member(bucket: str, tmp_path: Path):
     for name in ("first", "second"):
         (tmp_path / "raw" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "raw" / name).write_bytes(noise(1000))
     whole = zipped(tmp_path / "raw", tmp_path / "raw.zip").read_bytes()
-    place = whole.index(noise(1000))
+    offset = whole.index(noise(1000))
     for name, content, words in (
         ("cut", whole[:-100], "cut.zip: not readable as a zip file ("),
-        ("data", whole[:place] + b"123" + whole[place + 3 :], "data.zip/second: not readable (Bad CRC-32"),
+        ("data", whole[:offset] + b"123" + whole[offset + 3 :], "data.zip/second: not readable (Bad CRC-32"),
         ("header", b"123" + whole[3:], "header.zip/second: not readable (Bad magic number"),
     ):
         write_bytes(f"{bucket}/{name}.zip", content)
@@ -255,10 +255,10 @@ def test_a_broken_image_in_a_bucket_can_be_left_out_and_a_store_that_fails_canno
     assert there.source["skipped"] == ["000009"]
     assert contents(there.path) == contents(here.path)
 
-    def failing(place: str, limit: int) -> bytes:
-        if place.endswith("000008.jpg"):
-            raise BadData(f"{place}: the object store does not answer")
-        return read_bytes(place, limit)
+    def failing(uri: str, limit: int) -> bytes:
+        if uri.endswith("000008.jpg"):
+            raise BadData(f"{uri}: the object store does not answer")
+        return read_bytes(uri, limit)
 
     monkeypatch.setattr("csc.data.ingest.source.read_bytes", failing)
     with pytest.raises(CscError, match="does not answer; what is finished is kept"):

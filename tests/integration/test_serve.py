@@ -76,12 +76,12 @@ def test_csc_serve_says_what_csc_predict_says(serving, scene, predicted):
         assert {one["name"]: one["confidence"] for one in found["classes"]} == predicted
 
 
-def closed(place, seconds=30):
+def closed(address, seconds=30):
     """Whether a server ceases to accept connections."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         try:
-            socket.create_connection(place).close()
+            socket.create_connection(address).close()
         except ConnectionRefusedError:
             return True
         time.sleep(0.1)
@@ -89,15 +89,15 @@ def closed(place, seconds=30):
 
 
 def test_csc_serve_finishes_what_it_has_begun_when_it_is_told_to_stop(serving, scene):
-    server, address = serving
+    server, url = serving
     image = scene.read_bytes()
     head = f"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: image/jpeg\r\nContent-Length: {len(image)}\r\n\r\n"
-    place = ("127.0.0.1", int(address.rpartition(":")[2]))
-    with socket.create_connection(place) as begun:
+    address = ("127.0.0.1", int(url.rpartition(":")[2]))
+    with socket.create_connection(address) as begun:
         begun.sendall(head.encode() + image[:100])
-        assert ask(f"{address}/healthz")[0] == 200  # by then it has seen the request before
+        assert ask(f"{url}/healthz")[0] == 200  # by then it has seen the request before
         server.send_signal(signal.SIGTERM)
-        assert closed(place)
+        assert closed(address)
         begun.sendall(image[100:])
         assert begun.recv(4096).startswith(b"HTTP/1.1 200 OK")
     assert server.wait(60) == 0

@@ -73,9 +73,9 @@ def data(store: "Store", tmp_path_factory: pytest.TempPathFactory) -> Iterator[s
         for name, value in (store.environment() | {"CSC_CACHE": str(tmp_path_factory.mktemp("cache"))}).items():
             patch.setenv(name, value)
         storage.s3._client.cache_clear()
-        place = f"s3://{store.bucket}/data/digits"
-        ingest_digits(place, train=240, test=80, size=32)
-        yield place
+        address = f"s3://{store.bucket}/data/digits"
+        ingest_digits(address, train=240, test=80, size=32)
+        yield address
         storage.s3._client.cache_clear()
 
 
@@ -143,7 +143,7 @@ def test_the_same_command_again_finds_everything_done(finished: tuple[Path, str]
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "message"),
     [
         ({"AWS_SECRET_ACCESS_KEY": "not-the-secret"}, "access denied; check the keys"),
         ({"AWS_ACCESS_KEY_ID": "not-the-key"}, "access denied; check the keys"),
@@ -151,14 +151,14 @@ def test_the_same_command_again_finds_everything_done(finished: tuple[Path, str]
     ],
     ids=["secret", "key", "bucket"],
 )
-def test_a_store_that_refuses_is_told_before_anything_starts(
-    wrong: dict[str, str], told: str, servers: "Servers", data: str, tmp_path: Path
+def test_a_store_that_refuses_is_reported_before_anything_starts(
+    wrong: dict[str, str], message: str, servers: "Servers", data: str, tmp_path: Path
 ):
-    place = data.replace(servers.store.bucket, wrong["bucket"], 1) if "bucket" in wrong else data
+    address = data.replace(servers.store.bucket, wrong["bucket"], 1) if "bucket" in wrong else data
     env = outside(servers) | {name: value for name, value in wrong.items() if name.isupper()}
-    for words in (("run", SCENARIO, "--data", place), ("ingest", "digits", "--out", place)):
+    for words in (("run", SCENARIO, "--data", address), ("ingest", "digits", "--out", address)):
         options = ("--workdir", tmp_path) if words[0] == "run" else ()
-        assert told in said(csc(*words, *options, env=env))
+        assert message in said(csc(*words, *options, env=env))
 
 
 def follow(words: tuple[object, ...], env: dict[str, str], events: dict[str, Callable[[], None]]) -> tuple[int, str]:
@@ -314,14 +314,14 @@ def refusal(action: Callable[[], object]) -> str:
     return message
 
 
-def test_a_database_that_stays_away_is_told(here: "Servers", tmp_path: Path):
+def test_a_database_that_stays_away_is_reported(here: "Servers", tmp_path: Path):
     here.database.stop()
     message = refusal(lambda: two_tasks(tmp_path, 103))
     assert message.startswith(f"MLflow at {here.tracking.uri} answers only with errors (50")
     assert message.endswith("nothing finished is lost")
 
 
-def test_a_server_that_hangs_is_told_and_leaves_nothing_double(
+def test_a_server_that_hangs_is_reported_and_leaves_nothing_double(
     here: "Servers", undisturbed: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     first, second = trained(tmp_path, 1, 104), trained(tmp_path, 2, 104)
@@ -341,7 +341,7 @@ def test_a_server_that_hangs_is_told_and_leaves_nothing_double(
     assert Tracked(client_of(here), first.card).count() == undisturbed
 
 
-def test_a_server_whose_bucket_is_missing_is_told(here: "Servers", tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_server_whose_bucket_is_missing_is_reported(here: "Servers", tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     from tests.mlflow_server import TrackingServer
     from tests.s3 import Store
 
@@ -355,7 +355,7 @@ def test_a_server_whose_bucket_is_missing_is_told(here: "Servers", tmp_path: Pat
         broken.stop()
 
 
-def test_a_name_that_the_server_does_not_allow_is_told(
+def test_a_name_that_the_server_does_not_allow_is_reported(
     here: "Servers", monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     wrong = here.tracking.uri.replace("127.0.0.1", "mlflow.example")

@@ -65,7 +65,7 @@ class Pods:
     Attributes:
         store: folder that is the object store.
         start: runs a command.
-        environment: of all pods, beside what the pipeline sets.
+        environment: of all pods, besides what the pipeline sets.
         preparation: Python source that a pod runs before the component's.
         outputs: what each finished step left, by its path.
     """
@@ -86,7 +86,7 @@ class Pods:
                         raise StepFailed(f"{step.path}: failed to download input artifact {name} from {artifact.uri}")
             set_by_pipeline = {item["name"]: item["value"] for item in step.container.get("env", ())}
             code, lines = self.start(self.command(step, pod), {**set_by_pipeline, **self.environment})
-            logs = _places(step.handed["outputs"]["artifacts"][LOGS], pod)[0]
+            logs = _paths(step.handed["outputs"]["artifacts"][LOGS], pod)[0]
             logs.parent.mkdir(parents=True, exist_ok=True)
             logs.write_text(lines, encoding="utf-8")
             if code:
@@ -110,7 +110,7 @@ class Pods:
         return [*shell, code, *(word.replace("{{$}}", handed) for word in step.container["args"])]
 
     def path(self, uri: str) -> Path:
-        """The place of an artifact in the store."""
+        """The path of an artifact in the store."""
         return _path(uri, self.store)
 
 
@@ -118,7 +118,7 @@ def _path(uri: str, folder: Path) -> Path:
     return folder / uri.removeprefix("minio://")
 
 
-def _places(listed: Mapping[str, Any], folder: Path) -> list[Path]:
+def _paths(listed: Mapping[str, Any], folder: Path) -> list[Path]:
     return [_path(artifact["uri"], folder) for artifact in listed["artifacts"]]
 
 

@@ -66,7 +66,7 @@ class Scope:
         return Values({name: value for name, value in found.items() if value is not None}, artifacts)
 
     def _parameter(self, task: Task, source: Mapping[str, Any]) -> Any:
-        ((kind, value),) = source.items()  # with an expression beside it, it would be a part of an item: not used here
+        ((kind, value),) = source.items()  # with an expression next to it, it would be a part of an item: not used here
         if kind == "componentInputParameter":
             return _found(self.given.parameters, value, f"{task.path}: parent DAG has no input parameter {value}")
         if kind == "taskOutputParameter":

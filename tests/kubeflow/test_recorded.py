@@ -38,11 +38,11 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> list[Step]:
     """What the model makes of the pipelines that were recorded: a scenario, a window of it, a study."""
     folder, profile = tmp_path_factory.mktemp("compiled"), read_profile("kubeflow")
     study = Study("digits", "Digits", (Row("Fine-Tuning", "finetune"),), (DIGITS.name,), seeds=(0, 1))
-    places = {"digits": DataSource("s3://csc/data/digits", CLASSES)}
+    sources = {"digits": DataSource("s3://csc/data/digits", CLASSES)}
     compiled = [folder / name for name in ("scenario.yaml", "window.yaml", "study.yaml")]
     compile_pipeline(DIGITS, CLASSES, compiled[0], {}, profile)
     compile_pipeline(DIGITS, CLASSES, compiled[1], {}, profile, Window.parse("4-", DIGITS, CLASSES))
-    compile_study(study, cells(study, places), places, compiled[2], profile)
+    compile_study(study, cells(study, sources), sources, compiled[2], profile)
     return [step for path in compiled for step in plan(read_package(path))]
 
 

@@ -1,7 +1,7 @@
 """A cluster with a Kubeflow Trainer, for the pod of a step.
 
-A TrainJob that is created is carried out at once, by one process, the pod's own; what was asked for is kept beside the
-checkpoints.
+A TrainJob that is created is carried out at once, by one process, the pod's own; what was asked for is kept next to
+the checkpoints.
 """
 
 import json

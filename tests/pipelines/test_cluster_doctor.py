@@ -127,8 +127,8 @@ def api(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeApi]:
     with FakeApi() as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
-        place = write_kubeconfig(tmp_path / "kubeconfig", f"http://127.0.0.1:{server.server_port}")
-        monkeypatch.setenv("KUBECONFIG", str(place))
+        kubeconfig = write_kubeconfig(tmp_path / "kubeconfig", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
         yield server
         server.shutdown()
         thread.join()
@@ -149,7 +149,7 @@ def found(profile: str | None, namespace: str | None = None) -> dict[str, Check]
     return checks
 
 
-def test_a_cluster_that_has_everything_is_told_line_by_line(api: FakeApi, profile: str):
+def test_a_cluster_that_has_everything_is_reported_line_by_line(api: FakeApi, profile: str):
     assert [str(check) for check in cluster_checks(profile, None)] == [
         "cluster   ok       context lab · Kubernetes v1.34.0 · namespace team",
         "retries   ok       OnError: pods that vanish are tried again, steps that fail are not; "
@@ -184,7 +184,7 @@ def test_a_cluster_that_has_everything_is_told_line_by_line(api: FakeApi, profil
         ({"retryPolicy": "Sometimes"}, 3, "warning", "Sometimes: a policy that this version does not know"),
     ],
 )
-def test_the_policy_is_told_with_what_it_means_for_the_profile(
+def test_the_policy_is_reported_with_what_it_means_for_the_profile(
     api: FakeApi, tmp_path: Path, strategy: dict[str, Any], pods: int, status: str, words: str
 ):
     api.objects[CONFIGMAP] = configmap(**strategy)
@@ -196,12 +196,12 @@ def test_the_policy_is_told_with_what_it_means_for_the_profile(
 
 
 def test_a_controller_of_an_old_installation_or_of_another_namespace_is_found(api: FakeApi, profile: str):
-    told = api.objects.pop(CONFIGMAP)
-    whole = {"workflowDefaults": yaml.safe_load(told["data"]["workflowDefaults"]), "parallelism": 4}
-    place = f"{TEAM}/configmaps/workflow-controller-configmap"
-    api.objects[place] = {"data": {"config": yaml.safe_dump(whole)}}
+    removed = api.objects.pop(CONFIGMAP)
+    whole = {"workflowDefaults": yaml.safe_load(removed["data"]["workflowDefaults"]), "parallelism": 4}
+    path = f"{TEAM}/configmaps/workflow-controller-configmap"
+    api.objects[path] = {"data": {"config": yaml.safe_dump(whole)}}
     assert found(profile)["retries"].text.startswith("OnError: ")
-    api.objects[place] = {}  # without any setting
+    api.objects[path] = {}  # without any setting
     assert found(profile)["retries"].text.startswith("OnFailure: ")
 
 
@@ -287,8 +287,8 @@ def test_a_cluster_that_is_not_reached_leaves_the_commands_to_look(
 ):
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
-        place = write_kubeconfig(tmp_path / "kubeconfig", f"http://127.0.0.1:{nobody.getsockname()[1]}")
-        monkeypatch.setenv("KUBECONFIG", str(place))
+        kubeconfig = write_kubeconfig(tmp_path / "kubeconfig", f"http://127.0.0.1:{nobody.getsockname()[1]}")
+        monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
         checks = found(profile)
     assert (checks["cluster"].status, checks["cluster"].text[:20]) == ("failed", "the cluster does not")
     others = [check for name, check in checks.items() if name != "cluster"]
@@ -298,7 +298,7 @@ def test_a_cluster_that_is_not_reached_leaves_the_commands_to_look(
 
 
 @pytest.mark.parametrize("content", [None, "", "nonsense: [", f"users: {TOKEN}"], ids=["none", "empty", "cut", "odd"])
-def test_a_kubeconfig_that_cannot_be_used_is_told_without_its_words(
+def test_a_kubeconfig_that_cannot_be_used_is_reported_without_its_words(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: str | None
 ):
     if content is not None:
@@ -310,7 +310,7 @@ def test_a_kubeconfig_that_cannot_be_used_is_told_without_its_words(
     assert TOKEN not in check.text
 
 
-def test_a_token_that_is_too_old_is_told(api: FakeApi, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_a_token_that_is_too_old_is_reported(api: FakeApi, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     write_kubeconfig(tmp_path / "kubeconfig", f"http://127.0.0.1:{api.server_port}", token="old")
     assert found(None)["cluster"].text.startswith("not logged in; ")
 
@@ -327,16 +327,16 @@ def test_the_command_ends_as_its_checks_do(api: FakeApi, profile: str, capsys: p
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--profile", "x.yaml"], "add --cluster"),
         (["--namespace", "team"], "add --cluster"),
         (["--cluster", "--data", "set"], "leave out --cluster"),
     ],
 )
-def test_flags_that_do_not_go_together_are_refused(words: list[str], told: str, capsys: pytest.CaptureFixture[str]):
+def test_flags_that_do_not_go_together_are_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]):
     assert main(["doctor", *words]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_without_its_package_the_cluster_is_not_looked_at(monkeypatch: pytest.MonkeyPatch):
@@ -377,8 +377,8 @@ def test_submitting_does_not_wait_for_a_cluster_that_does_not_answer(monkeypatch
     import kubernetes  # noqa: F401  importing it may take longer than this waits
 
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as silent:
-        place = write_kubeconfig(tmp_path / "kubeconfig", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        monkeypatch.setenv("KUBECONFIG", str(place))
+        kubeconfig = write_kubeconfig(tmp_path / "kubeconfig", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
         start = time.monotonic()
         assert retry_warning(PODS, seconds=0.5) == ""
         assert time.monotonic() - start < 2

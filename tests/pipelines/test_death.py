@@ -17,13 +17,13 @@ STEP = """
 import os, pathlib, signal, subprocess, time
 from kfp import dsl
 
-def step(told: str):
+def step(on_sigterm: str):
     def save(*_):
         print("state saved", flush=True)
         os._exit(3)
-    if told == "saves":
+    if on_sigterm == "saves":
         signal.signal(signal.SIGTERM, save)
-    if told == "deaf":
+    if on_sigterm == "ignores":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     helper = subprocess.Popen(["sleep", "60"])
     print("pids", os.getpid(), helper.pid, os.environ["TMPDIR"], flush=True)
@@ -39,9 +39,10 @@ from csc.pipelines.local import processes
 from csc.pipelines.local.steps import Step
 
 if __name__ == "__main__":
-    code, told, method, folder = sys.argv[1:]
+    code, on_sigterm, method, folder = sys.argv[1:]
     processes.GRACE_SECONDS = 1
-    given = {"inputs": {"parameterValues": {"told": told}}, "outputs": {"outputFile": folder + "/step/out.json"}}
+    inputs, outputs = {"parameterValues": {"on_sigterm": on_sigterm}}, {"outputFile": folder + "/step/out.json"}
+    given = {"inputs": inputs, "outputs": outputs}
     command = ["sh", "-c", "x", code, "--executor_input", json.dumps(given), "--function_to_execute", "step"]
     try:
         with interruptible():
@@ -65,11 +66,11 @@ def gone(pid: int, seconds: float = 10.0) -> bool:
     return False
 
 
-def start(folder: Path, told: str, method: str) -> tuple["subprocess.Popen[str]", list[int]]:
+def start(folder: Path, on_sigterm: str, method: str) -> tuple["subprocess.Popen[str]", list[int]]:
     """A parent, and the processes of its step."""
     script = folder / "parent.py"
     script.write_text(PARENT)
-    words = [sys.executable, str(script), STEP, told, method, str(folder)]
+    words = [sys.executable, str(script), STEP, on_sigterm, method, str(folder)]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
     parent = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment)
     for line in parent.stdout:
@@ -90,11 +91,11 @@ def test_a_step_and_what_it_started_die_with_a_killed_parent(tmp_path: Path, met
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("told", "said"), [("saves", "state saved\n"), ("deaf", "")])
-def test_a_step_is_told_to_end_may_save_its_work_and_is_killed_if_it_does_not_hear(
-    tmp_path: Path, told: str, said: str
+@pytest.mark.parametrize(("on_sigterm", "said"), [("saves", "state saved\n"), ("ignores", "")])
+def test_a_step_that_gets_a_sigterm_may_save_its_work_and_is_killed_if_it_ignores_it(
+    tmp_path: Path, on_sigterm: str, said: str
 ):
-    parent, pids = start(tmp_path, told, "spawn")
+    parent, pids = start(tmp_path, on_sigterm, "spawn")
     with parent:
         parent.terminate()
         assert parent.stdout.read() == said

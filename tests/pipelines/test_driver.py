@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow  # compiling takes a second or more each time
 
 MAPS = {"backbone": {"frozen": True}, "features": {"views": 1}}
 NODES = {"train": {"nodes": 2}}
-PLACES = {name: DataSource(f"s3://bucket/{name}", classes) for name, classes in CLASS_COUNTS.items()}
+SOURCES = {name: DataSource(f"s3://bucket/{name}", classes) for name, classes in CLASS_COUNTS.items()}
 SCENARIOS: dict[str, tuple[str, dict[str, Any], str | None]] = {  # scenario, settings, tasks
     **{name: (name, {}, None) for name in ("digits-b0c2", *PAPER_SCENARIOS)},
     "maps": ("voc-b10c2", MAPS, None),
@@ -61,7 +61,7 @@ def _compile(name: str, path: Path) -> None:
     profile = read_profile("kubeflow")
     if name in STUDIES:
         study = read_study(name.removeprefix("study ")).narrowed(*STUDIES[name])
-        compile_study(study, cells(study, PLACES), PLACES, path, profile)
+        compile_study(study, cells(study, SOURCES), SOURCES, path, profile)
         return
     title, settings, tasks = SCENARIOS[name]
     scenario = Scenario.parse(title)

@@ -142,8 +142,8 @@ def digits(tmp_path: Path) -> None:
 
 
 def test_kfp_local_runs_the_pipeline_in_a_script(digits: None):
-    told = "import json\nprint(json.dumps([run.outputs['table'], run.outputs['page'].path]))\n"
-    Path("script.py").write_text(LOCAL.replace("b0c5", "b0c10") + told)  # one task: kfp starts Python for each step
+    report = "import json\nprint(json.dumps([run.outputs['table'], run.outputs['page'].path]))\n"
+    Path("script.py").write_text(LOCAL.replace("b0c5", "b0c10") + report)  # one task: kfp starts Python for each step
     done = run(sys.executable, "script.py", MLFLOW_TRACKING_URI="sqlite:///mlflow.db")
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     table, page = json.loads(done.stdout.splitlines()[-1])

@@ -100,7 +100,7 @@ def test_a_run_says_whose_preset_an_unknown_data_set_has(
     assert shown[2].startswith("  note: no preset is named 'animals': settings are those of 'coco'")
 
 
-def test_what_a_stopped_step_said_begins_after_the_inputs_that_kfp_tells(reporter: RunReporter):
+def test_what_a_stopped_step_said_begins_after_the_inputs_that_kfp_prints(reporter: RunReporter):
     for step in ("train", "train-2"):
         reporter.begin(step)
         for line in ("[KFP Executor INFO]: Got executor_input:", "{", '    "inputs": {', "    }", "}"):

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow  # compiling takes a second or more each time
 
 PROFILE = read_profile("kubeflow")
 MAPS = {"backbone": {"frozen": True}, "features": {"views": 1}}
-PLACES = {"voc": DataSource("/data/voc", 20)}
+SOURCES = {"voc": DataSource("/data/voc", 20)}
 
 
 def scenario(settings):
@@ -30,7 +30,7 @@ def scenario(settings):
 
 def study():
     asked = read_study("table2").narrowed(["voc-b0c4", "voc-b10c2"], ["csc", "lwf"], seeds=[0, 1])
-    return build_study(asked, cells(asked, PLACES), PLACES, PROFILE)
+    return build_study(asked, cells(asked, SOURCES), SOURCES, PROFILE)
 
 
 PIPELINES = {

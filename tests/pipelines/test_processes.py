@@ -44,11 +44,11 @@ def test_steps_have_their_own_output_environment_and_exit_code(tmp_path: Path, m
     lines: list[str] = []
     codes = [run_process(step(tmp_path, ends), lines.append, method) for ends in endings]
     assert codes == list(endings.values())
-    told = [line.split() for line in lines if line.endswith(tuple("0123456789")) and " here " in line]
-    assert len(told) == len(endings)
-    assert {words[0] for words in told} == {str(method == "forkserver")}
-    assert {words[2] for words in told} == {"true"}
-    assert len({words[3] for words in told} | {str(os.getpid())}) == len(told) + 1
+    reported = [line.split() for line in lines if line.endswith(tuple("0123456789")) and " here " in line]
+    assert len(reported) == len(endings)
+    assert {words[0] for words in reported} == {str(method == "forkserver")}
+    assert {words[2] for words in reported} == {"true"}
+    assert len({words[3] for words in reported} | {str(os.getpid())}) == len(reported) + 1
     assert lines.count("to standard error") == len(endings)
     assert lines[-1] == "the step was ended by SIGKILL"
     assert (tmp_path / "step-well" / "executor_output.json").is_file()

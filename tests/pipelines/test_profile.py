@@ -221,7 +221,7 @@ def test_commands_refuse_before_anything_is_written(words, flags, said, tmp_path
         ("AWS_WEB_IDENTITY_TOKEN_FILE", "/some/file"),
         ("KF_PIPELINES_SA_TOKEN_PATH", "/some/file"),
         ("GOOGLE_APPLICATION_CREDENTIALS", "/some/file"),
-        ("AWS_ENDPOINT_URL_S3", "http://seaweedfs:9000/some@place"),
+        ("AWS_ENDPOINT_URL_S3", "http://seaweedfs:9000/some@path"),
         ("CONTACT", "anna@example.com"),
     ],
 )
@@ -229,7 +229,7 @@ def test_a_variable_that_only_looks_like_a_secret_may_be_set(written, name, valu
     assert read_profile(written(f"env: {{{name}: '{value}'}}")).env == {name: value}
 
 
-def test_the_data_place_is_that_of_the_scenarios_data_set():
+def test_the_default_data_are_those_of_the_scenarios_data_set():
     voc = Scenario.parse("voc-b0c4")
     assert run_defaults(read_profile("kubeflow"), voc) == {
         "data": "s3://csc/data/voc",

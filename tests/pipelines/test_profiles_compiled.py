@@ -49,8 +49,9 @@ def compiled(tmp_path_factory):
             with pytest.MonkeyPatch.context() as environment:
                 for variable in SECRETS:
                     environment.setenv(variable, "hunter2")
-                place = read_profile(profile)
-                compile_pipeline(scenario, CLASS_COUNTS[scenario.dataset], path, SHAPES.get(name, {}), place)
+                compile_pipeline(
+                    scenario, CLASS_COUNTS[scenario.dataset], path, SHAPES.get(name, {}), read_profile(profile)
+                )
             known[name, profile] = path.read_text(), list(yaml.load_all(path.read_text(), yaml.CSafeLoader))
         return known[name, profile]
 
@@ -97,13 +98,13 @@ def test_no_secret_value_and_no_path_of_this_machine_is_in_it(compiled, name, pr
 @pytest.mark.parametrize("profile", CLUSTER)
 @pytest.mark.parametrize("name", SHAPES)
 def test_train_pods_carry_accelerator_selector_toleration_and_shared_memory(compiled, name, profile):
-    place = read_profile(profile)
+    expected = read_profile(profile)
     _, documents = compiled(name, profile)
     for step, container, settings in steps_of(documents):
         trains = step.startswith(TRAIN)
-        pod = place.train if trains else place.cpu
+        pod = expected.train if trains else expected.cpu
         resources = container["resources"]
-        assert container["image"] == (place.images.train if trains else place.images.cpu)
+        assert container["image"] == (expected.images.train if trains else expected.images.cpu)
         assert resources["resourceCpuRequest"] == pod.requests.cpu
         assert (resources["resourceMemoryRequest"], resources["resourceMemoryLimit"]) == (
             pod.requests.memory,
@@ -122,16 +123,16 @@ def test_train_pods_carry_accelerator_selector_toleration_and_shared_memory(comp
                 assert "gpus" in accelerator["resourceCount"]  # the run-time argument
             assert settings["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
             assert settings["emptyDirMounts"] == [
-                {"volumeName": "shm", "mountPath": "/dev/shm", "medium": "Memory", "sizeLimit": place.shm_size}
+                {"volumeName": "shm", "mountPath": "/dev/shm", "medium": "Memory", "sizeLimit": expected.shm_size}
             ]
 
 
 @pytest.mark.parametrize("profile", CLUSTER)
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_step_has_its_secrets_by_reference_and_its_volume_user_and_timeout(compiled, name, profile):
-    place = read_profile(profile)
+    expected = read_profile(profile)
     _, documents = compiled(name, profile)
-    wanted = {secret.name: secret.keys for secret in (place.secrets.s3, place.secrets.mlflow) if secret.name}
+    wanted = {secret.name: secret.keys for secret in (expected.secrets.s3, expected.secrets.mlflow) if secret.name}
     for step, container, settings in steps_of(documents):
         found = {
             secret["secretName"]: {item["secretKey"]: item["envVar"] for item in secret["keyToEnv"]}
@@ -145,7 +146,7 @@ def test_every_step_has_its_secrets_by_reference_and_its_volume_user_and_timeout
         assert settings["activeDeadlineSeconds"] == ("86400" if step.startswith(TRAIN) else "7200")
         assert settings["imagePullPolicy"] == "IfNotPresent"
         plain = {item["name"]: item["value"] for item in container["env"]}
-        assert plain == {**place.env, "MLFLOW_TRACKING_URI": place.tracking.uri, **place.retry.environment()}
+        assert plain == {**expected.env, "MLFLOW_TRACKING_URI": expected.tracking.uri, **expected.retry.environment()}
 
 
 def steps_in(spec):

@@ -105,7 +105,7 @@ NAMED = [
 
 
 @pytest.mark.parametrize(("name", "since"), [("over-1MiB", 3), ("succeeded", 12)])
-def test_a_recorded_run_over_1_mib_tells_what_is_known_and_how_many_more_there_are(
+def test_a_recorded_run_over_1_mib_shows_what_is_known_and_how_many_more_there_are(
     spec: dict[str, Any], name: str, since: int
 ):
     found = view_of(as_run(recorded(name)), spec)
@@ -178,8 +178,8 @@ def test_of_a_node_that_is_listed_twice_the_newer_one_counts(spec: dict[str, Any
     details = answer["run_details"]["task_details"]
     (failed,) = [one for one in details if (one.get("display_name"), one.get("state")) == ("train", "FAILED")]
     again = failed | {"state": "RUNNING", "start_time": "2026-11-17T07:10:00Z", "end_time": "0001-01-01T00:00:00Z"}
-    for place in (0, len(details)):
-        answer["run_details"]["task_details"] = [*details[:place], again, *details[place:]]
+    for index in (0, len(details)):
+        answer["run_details"]["task_details"] = [*details[:index], again, *details[index:]]
         assert shown(view_of(as_run(answer | {"state": "RUNNING"}), spec))[-1] == "task 2 · train running"
 
 

@@ -52,7 +52,7 @@ def started(server: KfpServer, csc: Csc) -> Callable[..., tuple[str, ...]]:
     return start
 
 
-def told(lines: list[str]) -> list[str]:
+def about_mlflow(lines: list[str]) -> list[str]:
     return [line for line in lines if "MLflow" in line]
 
 
@@ -65,7 +65,7 @@ def test_status_shows_how_far_every_task_has_come(
     before = dict(os.environ)
     code, lines, _ = csc("status", *started(*SAME))
     assert code == 0
-    assert told(lines) == [
+    assert about_mlflow(lines) == [
         "MLflow · task 1          mAP 10.0",
         "MLflow · task 2          epoch 2 of 2, loss 0.5000",
     ]
@@ -81,7 +81,7 @@ def test_a_task_that_ended_early_says_where(
     trained(tmp_path, 1).train()
     (task,) = client.search_runs(["1"], "tags.`csc.role` = 'task'")
     client.set_terminated(task.info.run_id, "FAILED")
-    assert told(csc("status", *started(*SAME))[1]) == [
+    assert about_mlflow(csc("status", *started(*SAME))[1]) == [
         "MLflow · task 1          failed after epoch 2 of 2, loss 0.5000"
     ]
 
@@ -91,7 +91,7 @@ def test_runs_with_other_settings_are_not_shown(
     client: Any, started: Callable[..., tuple[str, ...]], csc: Csc, tmp_path: Path, other: tuple[str, ...]
 ):
     trained(tmp_path, 1).register()
-    assert told(csc("status", *started(*other))[1]) == []
+    assert about_mlflow(csc("status", *started(*other))[1]) == []
 
 
 def test_what_happened_before_the_run_is_not_shown(
@@ -100,7 +100,7 @@ def test_what_happened_before_the_run_is_not_shown(
     trained(tmp_path, 1).train()
     words = started(*SAME)
     server.runs[words[0]]["created_at"] = "2099-01-01T00:00:00Z"
-    assert told(csc("status", *words)[1]) == []
+    assert about_mlflow(csc("status", *words)[1]) == []
 
 
 def test_waiting_shows_it_once_steps_are_no_longer_named(client: Any, server: KfpServer, csc: Csc, tmp_path: Path):
@@ -109,7 +109,7 @@ def test_waiting_shows_it_once_steps_are_no_longer_named(client: Any, server: Kf
     words = ("--profile", "mine.yaml", "--host", server.host, "--token-env", "MY_TOKEN", *SAME)
     code, lines, _ = csc("submit", SCENARIO, *words, "--wait")
     assert code == 0
-    assert [line[10:] for line in told(lines)] == ["MLflow · task 1          mAP 10.0"]
+    assert [line[10:] for line in about_mlflow(lines)] == ["MLflow · task 1          mAP 10.0"]
 
 
 def test_stop_marks_what_is_open_as_killed_and_nothing_else(
@@ -120,7 +120,7 @@ def test_stop_marks_what_is_open_as_killed_and_nothing_else(
     trained(tmp_path, 1, seed=1).train()
     code, lines, _ = csc("stop", *started(*SAME))
     assert code == 0
-    (line,) = told(lines)
+    (line,) = about_mlflow(lines)
     assert line.startswith("MLflow      marked as killed: ")
     title = "digits-b0c4 · csc · train.epochs=2 · seed 0"
     assert set(line.partition(": ")[2].split(", ")) == {title, f"{title} task 02"}
@@ -169,7 +169,7 @@ def test_a_tracking_server_that_is_not_there_is_not_waited_for(
     assert csc("status", *words)[::2] == (0, "")
     code, lines, error = csc("stop", *words)
     assert (code, error) == (0, "")
-    assert told(lines) == ["MLflow      does not answer: what this run has open there stays open"]
+    assert about_mlflow(lines) == ["MLflow      does not answer: what this run has open there stays open"]
     assert time.monotonic() - start < 10
 
 

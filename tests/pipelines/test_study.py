@@ -75,7 +75,7 @@ def voc(tmp_path):
 
 
 def loops_of(spec):
-    """The loops of a compiled study by their place in the file: items, and how many run at the same time."""
+    """The loops of a compiled study in the order of the file: items, and how many run at the same time."""
     tasks = spec["components"]["comp-exit-handler-1"]["dag"]["tasks"]
     found = [task for name, task in sorted(tasks.items()) if name.startswith("for-loop")]
     return [
@@ -215,8 +215,8 @@ def test_a_run_of_more_steps_than_a_cluster_can_hold_is_refused_with_a_way_out()
 def test_collect_writes_the_tables_of_what_is_finished(voc, tmp_path, monkeypatch):
     monkeypatch.setattr(cells_module, "finished_runs", lambda scenario: [])
     study = read_study("figure3").narrowed(seeds=[0])
-    places = {"voc": DataSource(str(voc), 20)}
-    order = order_for(study, places, {cell.name for cell in cells(study, places)[:1]})
+    sources = {"voc": DataSource(str(voc), 20)}
+    order = order_for(study, sources, {cell.name for cell in cells(study, sources)[:1]})
     made = {
         "page": dsl.HTML(uri=str(tmp_path / "page")),
         "table": dsl.Markdown(uri=str(tmp_path / "table")),
@@ -394,14 +394,14 @@ def test_cells_side_by_side_share_the_cores_unless_told_otherwise(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     program = "import os, sys; sys.exit(str(os.environ.get('OMP_NUM_THREADS')))"
 
-    def told(parallel):
+    def threads(parallel):
         return set(run_cells(cells_of(*ROWS), python(program), finished, parallel=parallel).values())
 
-    assert told(3) == {"2"}
-    assert told(100) == {"2"}  # there are three
-    assert told(1) == {"None"}
+    assert threads(3) == {"2"}
+    assert threads(100) == {"2"}  # there are three
+    assert threads(1) == {"None"}
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
-    assert told(3) == {"5"}
+    assert threads(3) == {"5"}
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -431,14 +431,14 @@ def test_a_dry_run_lists_every_cell_and_writes_nothing(voc, tmp_path, capsys, mo
     assert sorted(path.name for path in tmp_path.iterdir()) == ["voc"]
 
 
-def test_markdown_tells_of_several_studies_and_runs_nothing(voc, tmp_path, capsys, monkeypatch):
+def test_markdown_shows_several_studies_and_runs_nothing(voc, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/none.db")
     words = ["study", "table2", "figure3", "--data", str(voc), "--seeds", "0", "--workdir", str(tmp_path / "work")]
     assert main([*words, "--markdown"]) == 0
-    told = capsys.readouterr().out
-    assert told.startswith("# Claims\n")
-    assert told.count("\n# ") == 2
-    assert "| CSC | 0 | not run |" in told
+    output = capsys.readouterr().out
+    assert output.startswith("# Claims\n")
+    assert output.count("\n# ") == 2
+    assert "| CSC | 0 | not run |" in output
     assert sorted(path.name for path in tmp_path.iterdir()) == ["voc"]
 
 

@@ -109,7 +109,7 @@ def test_inside_a_cluster_the_pods_token_is_used_and_read_again_for_every_reques
     assert "not logged in (401)" in csc(*words)[2]
 
 
-def test_wait_tells_each_change_once_in_the_words_of_a_local_run(server, csc):
+def test_wait_reports_each_change_once_in_the_words_of_a_local_run(server, csc):
     code, lines, error = csc(*submit(server, "--wait", "--tasks", "2-"))
     assert (code, error) == (0, "")
     changes = [line[10:] for line in lines if re.match(r"\d\d:\d\d:\d\d  ", line)]
@@ -121,7 +121,7 @@ def test_wait_tells_each_change_once_in_the_words_of_a_local_run(server, csc):
     assert lines[-1] == "run succeeded after 15 min 0 s"
 
 
-def test_wait_tells_every_try_and_what_was_reused(server, csc):
+def test_wait_reports_every_try_and_what_was_reused(server, csc):
     server.tries, server.reused = {("train", 2): 2}, {("split-labels", 1), ("build-dataset", 1)}
     code, lines, _ = csc(*submit(server, "--wait"))
     assert code == 0
@@ -138,10 +138,10 @@ def test_a_run_that_fails_ends_with_code_1_the_step_and_its_log(server, csc):
     code, lines, _ = csc(*submit(server, "--wait"))
     assert code == 1
     (run_id,) = server.runs
-    told = lines.index("run failed after 10 min 0 s at task 2 · train")
-    assert "task 2 · train           failed after 48 s" in lines[told - 2]
+    index = lines.index("run failed after 10 min 0 s at task 2 · train")
+    assert "task 2 · train           failed after 48 s" in lines[index - 2]
     pod = server.progress[run_id].workflow.pod(("root", "exit-handler-1", "incremental-task", "train"))
-    assert lines[told + 1 :] == [
+    assert lines[index + 1 :] == [
         f"pod         {pod}",
         f"log         task 2 · train: no log from here ({server.host}: the server failed (500): Failed to read logs "
         f"from pod {pod} due to error fetching the pod; try again, or see its logs); try: "
@@ -153,8 +153,8 @@ def test_wait_goes_on_when_steps_are_no_longer_named(server, csc):
     server.named_steps = 4
     code, lines, error = csc(*submit(server, "--wait"))
     assert (code, error) == (0, "")
-    told = [line[10:] for line in lines if re.match(r"\d\d:\d\d:\d\d  ", line)]
-    assert [line for line in told if "Kubeflow" in line] == [
+    reported = [line[10:] for line in lines if re.match(r"\d\d:\d\d:\d\d  ", line)]
+    assert [line for line in reported if "Kubeflow" in line] == [
         "Kubeflow no longer tells how the steps stand: the workflow has grown over 1 MiB"
     ]
     assert lines[-1] == "run succeeded after 19 min 0 s"
@@ -364,7 +364,7 @@ def test_data_must_be_known(server, csc, tmp_path):
 
 
 def test_the_server_of_these_tests_refuses_arguments_that_the_pipeline_does_not_declare(server, csc, tmp_path):
-    (tmp_path / "mine.yaml").write_text("gpu: {count: 1}")  # no default place of the data
+    (tmp_path / "mine.yaml").write_text("gpu: {count: 1}")  # no default address of the data
     csc(*submit(server, "--data", "/mnt/d"))
     (version,) = server.versions.values()
     spec = version["pipeline_spec"]["pipeline_spec"]

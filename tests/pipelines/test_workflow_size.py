@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow  # compiling takes a second or more each time
 
 RECORDED = Path(__file__).parents[1] / "kubeflow" / "recorded"
 PROFILES = [name for name in SHIPPED if name.startswith("kubeflow")]
-PLACES = {name: DataSource(f"s3://csc/data/{name}", classes) for name, classes in CLASS_COUNTS.items()}
+SOURCES = {name: DataSource(f"s3://csc/data/{name}", classes) for name, classes in CLASS_COUNTS.items()}
 MAPS = {"backbone": {"frozen": True}, "features": {"views": 1}}
 BUDGET = LIMIT // 2  # of a scenario's run, compressed
 STEP_BUDGET = 6_300  # of a step, compressed
@@ -37,8 +37,7 @@ def size_of(tmp_path):
         scenario = Scenario.parse(name)
         classes, path = CLASS_COUNTS[scenario.dataset], tmp_path / "pipeline.yaml"
         window = Window.parse(tasks, scenario, classes)
-        place = read_profile(profile)
-        compile_pipeline(scenario, classes, path, settings or {}, place, window, on_cluster=on_cluster)
+        compile_pipeline(scenario, classes, path, settings or {}, read_profile(profile), window, on_cluster=on_cluster)
         return measure(read_package(path))
 
     return measured
@@ -92,8 +91,8 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 def test_the_pipelines_of_a_study_fill_at_most_three_quarters(tmp_path, form):
     path, study = tmp_path / "study.yaml", FORMS[form]
-    first = parts(cells(study, PLACES))[0]
-    compile_study(study, first, PLACES, path, read_profile("kubeflow"), on_cluster=True)
+    first = parts(cells(study, SOURCES))[0]
+    compile_study(study, first, SOURCES, path, read_profile("kubeflow"), on_cluster=True)
     size = measure(read_package(path))
     assert STEPS * 0.7 < size.steps <= STEPS + 5  # the tables, and steps that make maps
     assert size.compressed <= LIMIT * 3 // 4

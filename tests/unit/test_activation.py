@@ -54,8 +54,8 @@ def test_a_map_without_contrast_is_dark_and_finite():
 def test_of_ci_gcn_they_are_its_masks():
     head = HEADS["cigcn"]().eval()
     F = feature_maps()
-    places = F.flatten(2).transpose(1, 2)
-    M = head.masks(places @ head.class_maps.weight.T)
+    vectors = F.flatten(2).transpose(1, 2)
+    M = head.masks(vectors @ head.class_maps.weight.T)
     assert torch.allclose(maps_of(head, F).flatten(2).sum(dim=2), torch.ones(2, CLASSES))
     assert torch.allclose(maps_of(head, F)[:, 3, 1, 2], M[:, 1 * ACROSS + 2, 3])
 
@@ -66,15 +66,15 @@ def test_of_a_linear_head_their_mean_is_the_logit():
     assert torch.allclose(maps_of(head, F).mean(dim=(2, 3)), head(F), atol=1e-6)
 
 
-def test_of_krt_they_are_the_attention_of_each_task_on_the_places():
+def test_of_krt_they_are_the_attention_of_each_task_on_the_positions():
     head = HEADS["krt"]().eval().double()
     F = feature_maps().double()
-    places = head.image_tokens(F)
+    image_tokens = head.image_tokens(F)
     block = head.block
     maps = maps_of(head, F)
     for task, classes in enumerate((slice(0, 3), slice(3, 5))):
         tokens = [token.expand(2, 1, -1) for token in (head.transfer, head.tokens[task])]
-        sequence = block.norm(torch.cat([*tokens, places], dim=1))
+        sequence = block.norm(torch.cat([*tokens, image_tokens], dim=1))
         q = block.query(block.norm(head.transfer)).view(2, -1)  # (heads, width of a head)
         k = block.key(sequence).view(2, sequence.shape[1], 2, -1)
         weights = (torch.einsum("hd,bphd->bhp", q, k) / q.shape[1] ** 0.5).softmax(dim=2)

@@ -102,11 +102,11 @@ def test_an_origin_survives_being_a_parameter():
 
 
 STUDY = Study("mine", "Mine", (Row("CSC", "csc"), Row("LwF", "lwf")), ("voc-b0c4",), seeds=(0,))
-PLACES = {"voc": DataSource("s3://bucket/voc", 20)}
+SOURCES = {"voc": DataSource("s3://bucket/voc", 20)}
 
 
 def test_the_order_of_a_study_survives_being_a_parameter():
-    order = StudyOrder.from_json(order_for(STUDY, PLACES, {"voc-b0c4 · LwF · seed 0"}))
+    order = StudyOrder.from_json(order_for(STUDY, SOURCES, {"voc-b0c4 · LwF · seed 0"}))
     assert order.study_as(Study) == STUDY
     assert (order.sources["voc"].data, order.sources["voc"].classes, order.tried) == ("s3://bucket/voc", 20, (1,))
 
@@ -126,7 +126,7 @@ def test_an_order_that_breaks_its_contract_is_refused_before_anything_is_written
     change: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("csc.steps.collect._described", lambda source: DataSource(source.data, source.classes))
-    order = json.loads(order_for(STUDY, PLACES, {"voc-b0c4 · LwF · seed 0"})) | change
+    order = json.loads(order_for(STUDY, SOURCES, {"voc-b0c4 · LwF · seed 0"})) | change
     with pytest.raises(BadData, match=f"^parameter order: {said}") as caught:
         collect(json.dumps(order), *(str(tmp_path / name) for name in ("page", "table", "files")))
     assert len(str(caught.value).splitlines()) == 1
@@ -135,7 +135,7 @@ def test_an_order_that_breaks_its_contract_is_refused_before_anything_is_written
 
 def test_an_order_that_collect_would_refuse_is_refused_before_its_runs():
     with pytest.raises(BadData, match=r"study 'mine': 'Mine\\x1b\[2J' has characters that a terminal obeys"):
-        order_for(msgspec.structs.replace(STUDY, title="Mine\x1b[2J"), PLACES, set())
+        order_for(msgspec.structs.replace(STUDY, title="Mine\x1b[2J"), SOURCES, set())
 
 
 def test_a_number_that_is_not_finite_is_never_written(tmp_path: Path):
@@ -171,8 +171,8 @@ def test_any_flipped_bit_of_scores_is_noticed_or_makes_no_difference(tmp_path: P
     confidences = np.random.default_rng(0).random((3, 2), np.float32)
     Scores.write(view, [confidences], path)
     whole, noticed = path.read_bytes(), 0
-    for place in range(0, len(whole), 3):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+    for offset in range(0, len(whole), 3):
+        path.write_bytes(whole[:offset] + bytes([whole[offset] ^ 1]) + whole[offset + 1 :])
         try:
             found = Scores.read(path)
         except BadData:

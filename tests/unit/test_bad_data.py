@@ -329,7 +329,7 @@ def table(cases: list[tuple[str, Spoil, tuple[str, ...]]]) -> pytest.MarkDecorat
 
 def refused(ingest: Callable[[Path, Path], object], tmp_path: Path, spoil: Spoil, words: tuple[str, ...]) -> None:
     """Spoil a set that is valid, ingest it, and look at the message and at what is left in all of the folder."""
-    raw, out = tmp_path / "raw", tmp_path / "place" / "out"
+    raw, out = tmp_path / "raw", tmp_path / "folder" / "out"
     out.parent.mkdir()
     spoil(raw, out)
     before = contents(tmp_path)

@@ -139,7 +139,7 @@ def test_a_file_that_makes_room_stays_readable_for_whoever_has_it_open(shop: Sho
         assert file.read() == (shop.folder / "one").read_bytes()
 
 
-def test_a_full_disk_makes_room_too_and_is_told_if_that_is_not_enough(
+def test_a_full_disk_makes_room_too_and_is_reported_if_that_is_not_enough(
     shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     cache = NodeCache(tmp_path / "cache", 1_000_000)

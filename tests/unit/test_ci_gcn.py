@@ -14,8 +14,8 @@ from csc.nets.head import grow, grown_parameters
 
 BATCH, FEATURES, HEIGHT, ACROSS, WIDTH = 3, 6, 2, 3, 5
 OLD, NEW = 3, 2
-CLASSES = OLD + NEW  # fewer than the places of a map
-MANY = HEIGHT * ACROSS + 2  # more than the places: the transform comes before the masks
+CLASSES = OLD + NEW  # fewer than the positions of a map
+MANY = HEIGHT * ACROSS + 2  # more than the positions: the transform comes before the masks
 CORRELATIONS = ("G->S", "Z->S", "Z->Z")
 VARIANTS = [
     CiGcn(WIDTH, *values)
@@ -110,14 +110,14 @@ def gather(matrix: list[list[float]], nodes: list[list[float]]) -> list[list[flo
 
 
 def masks_by_loops(config: CiGcn, S: list[list[float]]) -> list[list[float]]:
-    """Masks of S, both [class][place]."""
-    classes, places = range(len(S)), range(len(S[0]))
+    """Masks of S, both [class][position]."""
+    classes, positions = range(len(S)), range(len(S[0]))
     if config.masks == "sigmoid":
-        return [[sigmoid(S[c][p]) for p in places] for c in classes]
+        return [[sigmoid(S[c][p]) for p in positions] for c in classes]
     if config.mask_axis == "spatial":
         return [softmax(S[c]) for c in classes]
-    per_place = [softmax([S[c][p] for c in classes]) for p in places]
-    return [[per_place[p][c] for p in places] for c in classes]
+    per_position = [softmax([S[c][p] for c in classes]) for p in positions]
+    return [[per_position[p][c] for p in positions] for c in classes]
 
 
 def specific_matrix_by_loops(weights: dict[str, list], V1: list[list[float]]) -> list[list[float]]:
@@ -134,12 +134,12 @@ def specific_matrix_by_loops(weights: dict[str, list], V1: list[list[float]]) ->
 
 def logits_by_loops(config: CiGcn, weights: dict[str, list], image: np.ndarray) -> list[float]:
     """Logits of one image (features, h, w)."""
-    places = [image[:, y, x].tolist() for y in range(image.shape[1]) for x in range(image.shape[2])]
+    vectors = [image[:, y, x].tolist() for y in range(image.shape[1]) for x in range(image.shape[2])]
     n = len(weights["class_maps.weight"])
-    S = [[dot(weights["class_maps.weight"][c], place) for place in places] for c in range(n)]
+    S = [[dot(weights["class_maps.weight"][c], vector) for vector in vectors] for c in range(n)]
     y_cls = [max(S[c]) if config.pooling == "max" else sum(S[c]) / len(S[c]) for c in range(n)]
     M = masks_by_loops(config, S)
-    T = places if config.plain else [layer(weights, "transform", place) for place in places]
+    T = vectors if config.plain else [layer(weights, "transform", vector) for vector in vectors]
     V0 = gather(M, T)
     learned = config.correlation == "G->S"
     U = gather(weights["general_cm" if learned else "statistical_cm"], V0)

@@ -48,13 +48,13 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def place(shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cwd(shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the shelf as the present folder, and no tracking server."""
-    shutil.copytree(shelf, tmp_path / "place")
-    monkeypatch.chdir(tmp_path / "place")
+    shutil.copytree(shelf, tmp_path / "cwd")
+    monkeypatch.chdir(tmp_path / "cwd")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "")  # so that what a command sets is undone afterwards
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    return tmp_path / "place"
+    return tmp_path / "cwd"
 
 
 # What a person types, and the words that the answer must have.
@@ -176,15 +176,15 @@ USE: list[tuple[str, tuple[str, ...]]] = [
 EVERY = [*RUN, *COMPILE, *INGEST, *USE]
 
 
-def refused(arguments: list[str], place: Path, capsys: pytest.CaptureFixture[str]) -> str:
+def refused(arguments: list[str], cwd: Path, capsys: pytest.CaptureFixture[str]) -> str:
     """Run a command that must fail; return its one line, after a look at the folder that it must leave alone."""
-    before = contents(place)
+    before = contents(cwd)
     assert cli.main(arguments) == 2
     error = capsys.readouterr().err
     assert error.startswith("csc: ")
     assert error.endswith("\n")
     assert len(error.splitlines()) == 1, error
-    after = contents(place)
+    after = contents(cwd)
     assert after.keys() == before.keys()
     assert after == before
     return error
@@ -192,9 +192,9 @@ def refused(arguments: list[str], place: Path, capsys: pytest.CaptureFixture[str
 
 @pytest.mark.parametrize(("typed", "words"), EVERY, ids=[typed.replace(LONG, "xxx...") for typed, _ in EVERY])
 def test_bad_input_ends_in_one_line_and_nothing_written(
-    typed: str, words: tuple[str, ...], place: Path, capsys: pytest.CaptureFixture[str]
+    typed: str, words: tuple[str, ...], cwd: Path, capsys: pytest.CaptureFixture[str]
 ):
-    line = refused(typed.split(), place, capsys)
+    line = refused(typed.split(), cwd, capsys)
     for word in words:
         assert word in line
 
@@ -220,9 +220,9 @@ def test_bad_input_ends_in_one_line_and_nothing_written(
     ids=lambda arguments: ascii(" ".join(arguments))[:60],
 )
 def test_input_with_blanks_and_line_breaks_ends_in_one_line_too(
-    arguments: list[str], place: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], cwd: Path, capsys: pytest.CaptureFixture[str]
 ):
-    assert len(refused(arguments, place, capsys)) > 20
+    assert len(refused(arguments, cwd, capsys)) > 20
 
 
 @pytest.mark.parametrize(
@@ -243,15 +243,15 @@ def test_input_with_blanks_and_line_breaks_ends_in_one_line_too(
         "scenarios voc",
     ],
 )
-def test_a_command_of_another_form_ends_in_its_usage(typed: str, place: Path, capsys: pytest.CaptureFixture[str]):
-    before = contents(place)
+def test_a_command_of_another_form_ends_in_its_usage(typed: str, cwd: Path, capsys: pytest.CaptureFixture[str]):
+    before = contents(cwd)
     with pytest.raises(SystemExit) as caught:
         cli.main(typed.split())
     assert caught.value.code == 2
     error = capsys.readouterr().err
     assert error.startswith("usage: csc")
     assert "error: " in error.splitlines()[-1]
-    assert contents(place) == before
+    assert contents(cwd) == before
 
 
 def test_the_bare_command_prints_its_help(capsys: pytest.CaptureFixture[str]):
@@ -285,20 +285,20 @@ INGEST_STEP: list[tuple[str, str, type[Exception], tuple[str, ...]]] = [
     ids=[f"{scenario} {data[:20]}" for scenario, data, _, _ in INGEST_STEP],
 )
 def test_the_ingest_step_refuses_data_that_does_not_fit(
-    scenario: str, data: str, error: type[Exception], words: tuple[str, ...], place: Path
+    scenario: str, data: str, error: type[Exception], words: tuple[str, ...], cwd: Path
 ):
-    before = contents(place)
+    before = contents(cwd)
     with pytest.raises(error) as caught:
         ingest(scenario, data)
     assert len(str(caught.value).splitlines()) == 1
     for word in words:
         assert word in str(caught.value)
-    assert contents(place) == before
+    assert contents(cwd) == before
 
 
-def test_the_ingest_step_tells_what_it_found(place: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_ingest_step_reports_what_it_found(cwd: Path, capsys: pytest.CaptureFixture[str]):
     origin = ingest("ANIMALS-b1c2", "animals")
-    assert origin.data == str(place / "animals")
+    assert origin.data == str(cwd / "animals")
     assert origin.fingerprint == Dataset.open("animals").fingerprint
     printed = capsys.readouterr().out
     for words in ("4 classes in 3 tasks (1 + 2 + 1)", "last task is smaller", "train 6", "test 4"):
@@ -341,15 +341,15 @@ def test_settings_are_listed_with_default_range_readers_and_meaning(capsys: pyte
     assert [line.split()[0] for line in printed(["settings", "lr_base"], capsys)[:-1:2]] == ["train.lr_base"]
 
 
-def test_a_dry_run_says_what_would_be_done_and_does_nothing(place: Path, capsys: pytest.CaptureFixture[str]):
-    before = contents(place)
+def test_a_dry_run_says_what_would_be_done_and_does_nothing(cwd: Path, capsys: pytest.CaptureFixture[str]):
+    before = contents(cwd)
     words = ["run", "digits-b0c5", "--dry-run", "--set", "train.epochs=3", "--seed", "1"]
     lines = printed(words, capsys)
     assert lines[0] == "digits-b0c5: 10 classes in 2 tasks (5 + 5)"
     assert lines[1] == "method    csc, seed 1, train.epochs=3"
     assert lines[2].endswith("(will be made)")
     assert lines[3:] == ["task 1    to run", "task 2    to run"]
-    assert contents(place) == before
+    assert contents(cwd) == before
 
 
 def test_a_missing_extra_is_one_line_that_names_it(tmp_path: Path):
@@ -360,12 +360,12 @@ def test_a_missing_extra_is_one_line_that_names_it(tmp_path: Path):
     assert (done.returncode, done.stderr) == (2, said)
 
 
-def test_ui_refuses_a_port_that_is_taken(place: Path, capsys: pytest.CaptureFixture[str]):
-    (place / "work").mkdir()
-    (place / "work" / "mlflow.db").touch()
+def test_ui_refuses_a_port_that_is_taken(cwd: Path, capsys: pytest.CaptureFixture[str]):
+    (cwd / "work").mkdir()
+    (cwd / "work" / "mlflow.db").touch()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert f"port {port} (Address already in use)" in refused(["ui", "--port", str(port)], place, capsys)
+        assert f"port {port} (Address already in use)" in refused(["ui", "--port", str(port)], cwd, capsys)
 
 
 def next_command(lines: list[str]) -> tuple[str, str]:
@@ -376,10 +376,10 @@ def next_command(lines: list[str]) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("form", ["folder", "zip"])
-def test_ingest_voc_tells_the_counts_and_what_to_do_next(form: str, place: Path, capsys: pytest.CaptureFixture[str]):
-    source = make_voc(place / "voc-raw").parent
+def test_ingest_voc_prints_the_counts_and_what_to_do_next(form: str, cwd: Path, capsys: pytest.CaptureFixture[str]):
+    source = make_voc(cwd / "voc-raw").parent
     if form == "zip":
-        source = zipped(source, place / "voc.zip")
+        source = zipped(source, cwd / "voc.zip")
     lines = printed(["ingest", "voc2007", "--source", str(source), "--out", "voc"], capsys)
     assert lines[0].startswith("ingest · 10 images · ")
     assert [line.split()[:5] for line in lines[1:3]] == [
@@ -392,8 +392,8 @@ def test_ingest_voc_tells_the_counts_and_what_to_do_next(form: str, place: Path,
     ingest(*next_command(lines))
 
 
-def test_ingest_voc_says_what_it_left_out(place: Path, capsys: pytest.CaptureFixture[str]):
-    voc = make_voc(place / "voc-raw")
+def test_ingest_voc_says_what_it_left_out(cwd: Path, capsys: pytest.CaptureFixture[str]):
+    voc = make_voc(cwd / "voc-raw")
     write_voc_xml(voc, "000008", [("zebra", False)])
     arguments = ["ingest", "voc2007", "--source", str(voc), "--out", "voc"]
     assert cli.main(arguments) == 2
@@ -404,7 +404,7 @@ def test_ingest_voc_says_what_it_left_out(place: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("name", ["custom", "my-set", "2024_v1.5"])
-def test_ingest_coco_tells_the_counts_and_what_to_do_next(name: str, place: Path, capsys: pytest.CaptureFixture[str]):
+def test_ingest_coco_prints_the_counts_and_what_to_do_next(name: str, cwd: Path, capsys: pytest.CaptureFixture[str]):
     lines = printed(["ingest", "coco", "--source", "raw", "--out", "out", "--name", name], capsys)
     assert [line.split(", ")[1] for line in lines[1:3]] == ["6 with a label", "4 with a label"]
     assert not [line for line in lines if "published" in line or line.startswith("note:")]
@@ -413,18 +413,18 @@ def test_ingest_coco_tells_the_counts_and_what_to_do_next(name: str, place: Path
 
 
 @pytest.mark.parametrize("name", ["Animals", "ANIMALS"])
-def test_a_name_with_capitals_is_refused_or_can_be_run(name: str, place: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_name_with_capitals_is_refused_or_can_be_run(name: str, cwd: Path, capsys: pytest.CaptureFixture[str]):
     code = cli.main(["ingest", "coco", "--source", "raw", "--out", "out", "--name", name])
     captured = capsys.readouterr()
     if code == 0:
         ingest(*next_command(captured.out.splitlines()))
     else:
         assert name in captured.err
-        assert not (place / "out").exists()
+        assert not (cwd / "out").exists()
 
 
-def test_ingest_coco2014_tells_the_counts_and_what_to_do_next(place: Path, capsys: pytest.CaptureFixture[str]):
-    make_coco(place / "coco-raw", COCO_CLASSES)
+def test_ingest_coco2014_prints_the_counts_and_what_to_do_next(cwd: Path, capsys: pytest.CaptureFixture[str]):
+    make_coco(cwd / "coco-raw", COCO_CLASSES)
     lines = printed(["ingest", "coco2014", "--source", "coco-raw", "--out", "coco"], capsys)
     assert "train        6 images (published: 82,783), 6 with a label (published: 82,081)" in lines
     assert "note: test: 4 images (published: 40,504)" in lines
@@ -434,7 +434,7 @@ def test_ingest_coco2014_tells_the_counts_and_what_to_do_next(place: Path, capsy
 
 @pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_ingest_scales_images_and_goes_on_where_it_stopped(
-    workers: str, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    workers: str, cwd: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("csc.data.ingest.writer.WriteOptions", functools.partial(WriteOptions, shard_rows=4))
     arguments = ["ingest", "coco", "--source", "raw", "--out", "out", "--short-side", "20", "--workers", workers]
@@ -454,8 +454,8 @@ def interrupted(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_ingest_digits_tells_the_counts_and_what_to_do_next(
-    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_ingest_digits_prints_the_counts_and_what_to_do_next(
+    cwd: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(digits, "ingest_digits", functools.partial(digits.ingest_digits, train=40, test=5))
     lines = printed(["ingest", "digits", "--out", "scenes"], capsys)
@@ -465,25 +465,25 @@ def test_ingest_digits_tells_the_counts_and_what_to_do_next(
 
 
 def test_ingest_digits_refuses_a_folder_with_another_data_set(
-    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    cwd: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(digits, "ingest_digits", functools.partial(digits.ingest_digits, train=40, test=5))
-    line = refused(["ingest", "digits", "--out", "animals"], place, capsys)
+    line = refused(["ingest", "digits", "--out", "animals"], cwd, capsys)
     assert "animals: already contains another data set" in line
 
 
 @pytest.mark.parametrize("name", ["empty", "animals"])
 def test_ingest_into_the_present_folder_makes_a_data_set_or_leaves_everything(
-    name: str, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    name: str, cwd: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.chdir(place / name)
+    monkeypatch.chdir(cwd / name)
     arguments = ["ingest", "coco", "--source", "../raw", "--out", ".", "--name", "animals"]
-    before = contents(place)
+    before = contents(cwd)
     if cli.main(arguments) == 0:
-        assert Dataset.open(place / name).labels().num_rows == 10
+        assert Dataset.open(cwd / name).labels().num_rows == 10
     else:
         assert capsys.readouterr().err.startswith("csc: ")
-        assert contents(place) == before
+        assert contents(cwd) == before
 
 
 @pytest.mark.parametrize(
@@ -494,21 +494,21 @@ def test_ingest_into_the_present_folder_makes_a_data_set_or_leaves_everything(
     ],
 )
 def test_compile_writes_a_pipeline(
-    arguments: list[str], announced: str, tasks: int, place: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], announced: str, tasks: int, cwd: Path, capsys: pytest.CaptureFixture[str]
 ):
     lines = printed(["compile", *arguments, "-o", "deep/down/some.yaml"], capsys)
     assert lines[0].startswith(announced)
     assert lines[-1] == "wrote deep/down/some.yaml"
-    pipeline, *_ = yaml.safe_load_all((place / "deep" / "down" / "some.yaml").read_text())
+    pipeline, *_ = yaml.safe_load_all((cwd / "deep" / "down" / "some.yaml").read_text())
     steps = pipeline["components"]["comp-exit-handler-1"]["dag"]["tasks"]
     assert len(steps) == tasks + 2  # and ingest and report
     assert pipeline["pipelineInfo"]["name"] == f"csc-{Scenario.parse(arguments[0]).name}"
 
 
-def test_compile_writes_the_same_file_again(place: Path, capsys: pytest.CaptureFixture[str]):
+def test_compile_writes_the_same_file_again(cwd: Path, capsys: pytest.CaptureFixture[str]):
     for name in ("one.yaml", "other.yml"):
         printed(["compile", "digits-b0c5", "-o", name], capsys)
-    assert (place / "one.yaml").read_bytes() == (place / "other.yml").read_bytes()
+    assert (cwd / "one.yaml").read_bytes() == (cwd / "other.yml").read_bytes()
 
 
 @pytest.fixture(scope="module")
@@ -543,7 +543,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_predict_prints_a_line_per_image_with_the_classes_above_the_threshold(
-    model: Path, place: Path, capsys: pytest.CaptureFixture[str]
+    model: Path, cwd: Path, capsys: pytest.CaptureFixture[str]
 ):
     lines = printed(["predict", str(model), "a.jpg", "a.jpg", "--threshold", "0"], capsys)
     assert len(lines) == 2
@@ -554,23 +554,23 @@ def test_predict_prints_a_line_per_image_with_the_classes_above_the_threshold(
     assert printed(["predict", str(model), "a.jpg", "--threshold", "1"], capsys) == ["a.jpg\t(nothing)"]
 
 
-def test_predict_refuses_what_is_not_an_image(model: Path, place: Path, capsys: pytest.CaptureFixture[str]):
-    line = refused(["predict", str(model), "a.jpg", "text.jpg"], place, capsys)
+def test_predict_refuses_what_is_not_an_image(model: Path, cwd: Path, capsys: pytest.CaptureFixture[str]):
+    line = refused(["predict", str(model), "a.jpg", "text.jpg"], cwd, capsys)
     assert "text.jpg" in line
     assert "image" in line
 
 
 def test_predict_refuses_an_image_too_large_to_decode(
-    model: Path, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    model: Path, cwd: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
-    assert "a.jpg" in refused(["predict", str(model), "a.jpg"], place, capsys)
+    assert "a.jpg" in refused(["predict", str(model), "a.jpg"], cwd, capsys)
 
 
-def test_predict_refuses_a_model_with_broken_weights(model: Path, place: Path, capsys: pytest.CaptureFixture[str]):
+def test_predict_refuses_a_model_with_broken_weights(model: Path, cwd: Path, capsys: pytest.CaptureFixture[str]):
     shutil.copytree(model, "model")
-    (place / "model" / "model.safetensors").write_bytes(b"no weights")
-    line = refused(["predict", "model", "a.jpg"], place, capsys)
+    (cwd / "model" / "model.safetensors").write_bytes(b"no weights")
+    line = refused(["predict", "model", "a.jpg"], cwd, capsys)
     assert "model.safetensors" in line
 
 

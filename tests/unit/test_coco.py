@@ -30,7 +30,7 @@ def without_annotations(image: int) -> Callable[[Any], None]:
     return change
 
 
-def test_ids_of_more_than_twelve_figures_have_their_place(tmp_path: Path):
+def test_ids_of_more_than_twelve_digits_are_sorted_too(tmp_path: Path):
     raw, numbers = make_coco(tmp_path / "raw"), {53: 10**12, 43: 10**12 - 1, 33: 5 * 10**12}
 
     def renumber(content: Any) -> None:

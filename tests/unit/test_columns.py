@@ -39,9 +39,9 @@ from csc.data.views import View, read_view, write_view
 from csc.data.scores import Scores
 offsets, labels = np.array([0, 1, 3], np.int32), np.array([0, 0, 1], np.int16)
 lists = pa.ListArray.from_arrays(from_numpy(offsets), from_numpy(labels))
-places = from_numpy(np.array([0, 1], np.int32))
+positions = from_numpy(np.array([0, 1], np.int32))
 table = pa.Table.from_arrays(
-    [strings(["a", "b"]), places, places, lists], names=["image_id", "shard", "row", "labels"]
+    [strings(["a", "b"]), positions, positions, lists], names=["image_id", "shard", "row", "labels"]
 )
 write_view(View(table, ("cat", "dog"), "images", ""), Path({str(tmp_path / "view.parquet")!r}))
 view = read_view({str(tmp_path / "view.parquet")!r})

@@ -66,23 +66,23 @@ def test_rows_of_one_name_are_told_apart():
 
 @pytest.mark.parametrize("seed", [0, 5])
 def test_two_single_runs_are_compared_on_the_same_images_whatever_their_seeds(seed):
-    told = comparison_text(compare([tracked("csc", 0, 70.0), tracked("lwf", seed, 80.0)]))
-    (line,) = [line for line in told.splitlines() if "+10.0" in line]
+    text = comparison_text(compare([tracked("csc", 0, 70.0), tracked("lwf", seed, 80.0)]))
+    (line,) = [line for line in text.splitlines() if "+10.0" in line]
     assert line.split()[-1] == "higher"
-    assert "one seed: the interval is of these two models" in told
+    assert "one seed: the interval is of these two models" in text
 
 
 def test_runs_of_other_scenarios_are_shown_and_not_compared():
-    told = comparison_text(compare([tracked("csc", 0, 70.0), tracked("csc", 0, 80.0, scenario="voc-b4c2")]))
-    assert "not comparable" in told
-    assert "scenario differs: voc-b0c4, voc-b4c2" in told
+    text = comparison_text(compare([tracked("csc", 0, 70.0), tracked("csc", 0, 80.0, scenario="voc-b4c2")]))
+    assert "not comparable" in text
+    assert "scenario differs: voc-b0c4, voc-b4c2" in text
 
 
 def test_the_errors_of_old_and_new_classes_stand_below_the_results():
     one = tracked("csc", 0, 10.0)
     last = one.record.run.last.metrics
-    told = comparison_text(compare([one, tracked("lwf", 0, 20.0)]))
-    lines = told.partition(" Calibration\n")[2].splitlines()
+    text = comparison_text(compare([one, tracked("lwf", 0, 20.0)]))
+    lines = text.partition(" Calibration\n")[2].splitlines()
     assert lines[1].split() == ["ECE", "old", "ECE", "new", "ECE", "old/T", "ECE", "new/T", "T"]
     shown = [f"{last[name]:.1f}" for name in ("ECE_old", "ECE_new", "ECE_old_T", "ECE_new_T")]
     assert lines[3].split() == ["csc", *shown, f"{last.temperature:.2f}"]

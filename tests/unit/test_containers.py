@@ -199,7 +199,7 @@ def test_servers_of_this_machine_are_reached_through_its_network(monkeypatch, wo
 
 @pytest.fixture
 def as_root(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
-    """We are root; what is handed over to whom."""
+    """We are root; what is handed over, and to which user."""
     handed: list[tuple[str, int, int]] = []
     monkeypatch.setattr(os, "getuid", lambda: 0)
     monkeypatch.setattr(os, "chown", lambda path, uid, gid: handed.append((Path(path).name, uid, gid)))
@@ -258,9 +258,9 @@ def test_a_step_gets_its_own_variables_on_top_of_those_of_all_steps(monkeypatch,
     monkeypatch.setenv("CSC_RETRY_TIMES", "9")
     with containers_for(workdir / "runs" / "package.yaml", {"data": "", "config": "{}"}, workdir) as start:
         start_a_step(start, CSC_RETRY_TIMES="3")
-        told, engine.container = engine.options["environment"], Container([], 0)
+        environment, engine.container = engine.options["environment"], Container([], 0)
         start_a_step(start)
-    assert (told["MLFLOW_TRACKING_URI"], told["CSC_RETRY_TIMES"]) == ("http://mlflow", "3")
+    assert (environment["MLFLOW_TRACKING_URI"], environment["CSC_RETRY_TIMES"]) == ("http://mlflow", "3")
     assert engine.options["environment"]["CSC_RETRY_TIMES"] == "9"
 
 

@@ -30,7 +30,7 @@ def test_the_base_matrix_equals_the_example_worked_out_by_hand():
     torch.testing.assert_close(statistical_cm(labels), torch.tensor(expected), rtol=1e-5, atol=1e-6)
 
 
-# Old classes p, q; new classes x, y. Soft scores of the prior model beside the labels of four images.
+# Old classes p, q; new classes x, y. Soft scores of the prior model next to the labels of four images.
 LABELS = torch.tensor([[1, 0], [1, 0], [1, 1], [0, 1]])
 SCORES = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.1, 0.9], [0.2, 0.8]])
 

@@ -74,7 +74,7 @@ def leave_unfinished(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("spoil", "message"),
     [
         (cut, "damaged, or no database of MLflow"),
         (overwrite, "file is not a database"),
@@ -84,7 +84,7 @@ def leave_unfinished(path: Path) -> None:
     ],
 )
 def test_a_database_that_cannot_be_used_is_one_line_before_any_work(
-    spoil: Callable[[Path], None], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spoil: Callable[[Path], None], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     fresh_database(tmp_path)
@@ -93,7 +93,7 @@ def test_a_database_that_cannot_be_used_is_one_line_before_any_work(
     with pytest.raises(TrackingError) as error:
         use_workdir(str(tmp_path))
     assert str(error.value).startswith(f"{tmp_path}/mlflow.db: ")
-    assert told in str(error.value)
+    assert message in str(error.value)
     assert len(str(error.value).splitlines()) == 1
 
 

@@ -174,7 +174,7 @@ def enormous_png() -> bytes:
 @pytest.mark.parametrize(
     "made", [b"", b"no image", picture(0)[:200], enormous_png()], ids=["empty", "text", "cut", "bomb"]
 )
-def test_a_broken_image_is_refused_by_its_place(made: bytes):
+def test_a_broken_image_is_refused_by_its_path(made: bytes):
     assert refusal(lambda: checked_jpeg(made, "some.zip/7.jpg")).startswith("some.zip/7.jpg: broken image (")
 
 

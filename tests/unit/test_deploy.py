@@ -48,7 +48,7 @@ def test_every_manifest_is_valid(name: str, version: str):
 
 
 # The part of KServe's API that is not a pod's. Read in the repository kserve/kserve, pkg/apis/serving/v1beta1:
-# component.go (ComponentExtensionSpec), predictor.go and podspec.go (a predictor has these keys beside those of a pod),
+# component.go (ComponentExtensionSpec), predictor.go and podspec.go (a predictor adds these keys to those of a pod),
 # predictor_custom.go (the container's name) and component.go (InvalidISVCNameFormatError).
 KSERVE_KEYS: dict[str, type] = {
     "minReplicas": int,

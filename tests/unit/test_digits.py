@@ -145,7 +145,7 @@ def test_a_second_call_does_no_work(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert {path: path.stat().st_mtime_ns for path in first.path.rglob("*")} == before
 
 
-def test_a_damaged_shard_is_made_anew(tmp_path: Path):
+def test_a_damaged_shard_is_made_again(tmp_path: Path):
     dataset = ingest_digits(tmp_path / "set", train=40, test=5)
     shard = tmp_path / "set" / "images" / "00000.arrow"
     whole = shard.read_bytes()

@@ -50,7 +50,7 @@ def without(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
         monkeypatch.setitem(sys.modules, name, None)
 
 
-def test_a_fine_machine_is_told_line_by_line(monkeypatch, capsys):
+def test_a_fine_machine_is_reported_line_by_line(monkeypatch, capsys):
     torch_with(monkeypatch, "A100", "A100")
     assert main(["doctor"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -108,7 +108,7 @@ def test_a_torch_that_cannot_be_loaded_is_a_failure(monkeypatch):
 def test_little_shared_memory_is_noticed(monkeypatch, megabytes, status):
     torch_with(monkeypatch)
     usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda place: usage(megabytes << 20, 0, 1 << 30))
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: usage(megabytes << 20, 0, 1 << 30))
     shared = found()["shm"]
     assert shared.status == status
     assert ("mount a memory volume at /dev/shm" in shared.text) == (status == "missing")
@@ -117,7 +117,7 @@ def test_little_shared_memory_is_noticed(monkeypatch, megabytes, status):
 @pytest.mark.parametrize(
     ("variable", "name"), [("TMPDIR", "temp"), ("HOME", "home"), ("CSC_CACHE", "cache"), ("XDG_CACHE_HOME", "cache")]
 )
-def test_a_place_that_cannot_be_written_fails_with_what_to_set(monkeypatch, variable, name):
+def test_a_folder_that_cannot_be_written_fails_with_what_to_set(monkeypatch, variable, name):
     monkeypatch.setenv(variable, "/proc/nowhere")
     check = found()[name]
     assert check.status == "failed"
@@ -140,7 +140,7 @@ def test_tracking_that_nobody_set_is_missing_and_a_new_database_is_fine(monkeypa
     assert "MLFLOW_TRACKING_URI" in found()["tracking"].text
 
 
-def test_a_server_that_does_not_answer_fails_without_telling_the_password(monkeypatch, capsys):
+def test_a_server_that_does_not_answer_fails_without_showing_the_password(monkeypatch, capsys):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://somebody:hidden@127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     assert main(["doctor"]) == 1
@@ -157,10 +157,10 @@ def test_tracking_without_its_client_fails(monkeypatch):
 
 
 def test_data_are_looked_at_when_asked_for(tmp_path):
-    place = str(tmp_path / "set")
-    missing = found(place)["data"]
+    data = str(tmp_path / "set")
+    missing = found(data)["data"]
     assert (missing.status, "make one with 'csc ingest'" in missing.text) == ("failed", True)
     ingest_coco(make_coco(tmp_path / "raw"), tmp_path / "set", "animals")
-    assert found(place)["data"].status == "ok"
-    assert "animals, 4 classes" in found(place)["data"].text
+    assert found(data)["data"].status == "ok"
+    assert "animals, 4 classes" in found(data)["data"].text
     assert found("ftp://host/x")["data"].status == "failed"

@@ -1,4 +1,4 @@
-"""Pages of runs with little to show: no figure is left with bare axes, a sentence stands in its place."""
+"""Pages of runs with little to show: no figure is left with bare axes, a sentence replaces it."""
 
 import re
 import xml.etree.ElementTree as ET

@@ -45,15 +45,15 @@ def test_images_are_of_the_kind_that_they_are_said_to_be(made: "Reported"):
     kinds = {kind: evidence.of(kind) for kind in ("hit", "false alarm", "miss")}
     assert all(kinds.values())
     threshold = evidence.facts.threshold
-    for kind, sights in kinds.items():
-        for sight in sights:
-            assert (sight.score > threshold) == (kind != "miss")
-            assert (sight.name in sight.labels) == (kind != "false alarm")
-            assert sight.thumbnail.startswith(b"\xff\xd8")
-            heat = np.frombuffer(sight.heat, np.uint8).reshape(-1, sight.heat_width)
+    for kind, images in kinds.items():
+        for image in images:
+            assert (image.score > threshold) == (kind != "miss")
+            assert (image.name in image.labels) == (kind != "false alarm")
+            assert image.thumbnail.startswith(b"\xff\xd8")
+            heat = np.frombuffer(image.heat, np.uint8).reshape(-1, image.heat_width)
             assert heat.max() in (0, 255)
     for name in evidence.facts.classes:
-        scores = [sight.score for sight in evidence.of("hit", name)]
+        scores = [image.score for image in evidence.of("hit", name)]
         assert scores == sorted(scores, reverse=True)
 
 
@@ -72,7 +72,7 @@ def test_the_label_graph_has_a_row_for_each_class(made: "Reported"):
 
 def test_evidence_survives_its_file_and_an_image_is_stored_once(made: "Reported", tmp_path: Path):
     evidence = made.evidence[-1]
-    twice = replace(evidence, sights=evidence.sights * 2)
+    twice = replace(evidence, images=evidence.images * 2)
     for name, content in (("once", evidence), ("twice", twice)):
         content.write(tmp_path / name)
         assert read_evidence(tmp_path / name) == content
@@ -83,10 +83,10 @@ def test_a_flipped_bit_of_evidence_is_noticed_or_makes_no_difference(made: "Repo
     evidence = made.evidence[0]
     evidence.write(tmp_path / "file")
     whole = (tmp_path / "file").read_bytes()
-    for place in range(4, len(whole), len(whole) // 100):
-        (tmp_path / "file").write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+    for offset in range(4, len(whole), len(whole) // 100):
+        (tmp_path / "file").write_bytes(whole[:offset] + bytes([whole[offset] ^ 1]) + whole[offset + 1 :])
         with contextlib.suppress(BadData):
-            assert read_evidence(tmp_path / "file").sights == evidence.sights
+            assert read_evidence(tmp_path / "file").images == evidence.images
 
 
 def test_what_is_not_evidence_is_refused_in_one_line(made: "Reported", tmp_path: Path):

@@ -172,7 +172,7 @@ def test_an_edit_elsewhere_leaves_the_code_version_as_it_is(tmp_path: Path):
         return subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True).stdout
 
     before = version()
-    for place in (
+    for path in (
         "report/page.py",
         "cli/run.py",
         "study/render.py",
@@ -182,7 +182,7 @@ def test_an_edit_elsewhere_leaves_the_code_version_as_it_is(tmp_path: Path):
         "config/describe.py",
         "config/checks.py",
     ):
-        with (tmp_path / "csc" / place).open("a") as file:
+        with (tmp_path / "csc" / path).open("a") as file:
             file.write("# another thought\n")
     described = tmp_path / "csc" / "methods" / "values" / "csc.yaml"
     described.write_text(described.read_text().replace("description: ", "description: again, ", 1))

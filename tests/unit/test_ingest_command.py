@@ -11,7 +11,7 @@ from tests.builders import make_coco
 
 
 @pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])
-def test_a_reader_that_goes_away_before_the_work_is_done_is_told_by_the_exit_code(workers: str, tmp_path: Path):
+def test_a_reader_that_goes_away_before_the_work_is_done_is_reported_by_the_exit_code(workers: str, tmp_path: Path):
     make_coco(tmp_path / "raw")
     command = [sys.executable, "-m", "csc", "ingest", "coco", "--source", "raw", "--out", "set", "--workers", workers]
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}

@@ -41,11 +41,11 @@ def outputs_task_by_task(weights: dict[str, Tensor], maps: Tensor, tasks: int) -
     """Fact sheet 3.9, one task after another: a whole sequence, and a whole attention over it, for each."""
     F = maps.flatten(2).transpose(1, 2)
     W = weights["projection.weight"][:, :, 0, 0]
-    places = F @ W.T + weights["projection.bias"] + weights["position"].flatten(2).transpose(1, 2)
+    image_tokens = F @ W.T + weights["projection.bias"] + weights["position"].flatten(2).transpose(1, 2)
     KT = weights["transfer"].expand(len(maps), 1, WIDTH)
     logits, embeddings = [], []
     for i in range(tasks):
-        sequence = torch.cat([KT, weights[f"tokens.{i}"].expand(len(maps), 1, WIDTH), places], dim=1)
+        sequence = torch.cat([KT, weights[f"tokens.{i}"].expand(len(maps), 1, WIDTH), image_tokens], dim=1)
         Y = layer_norm(sequence, (WIDTH,), weights["block.norm.weight"], weights["block.norm.bias"])
         q, k, v = (
             (tokens @ weights[f"block.{name}.weight"].T).view(len(maps), -1, HEADS, WIDTH // HEADS).transpose(1, 2)
@@ -253,14 +253,14 @@ def test_a_task_starts_with_the_pseudo_labels_that_its_old_classes_let_expect(ca
     assert later.threshold == method.threshold != 0.8
 
 
-def test_an_expectation_that_cannot_be_met_is_told_in_one_line(capsys: pytest.CaptureFixture[str]):
+def test_an_expectation_that_cannot_be_met_is_reported_in_one_line(capsys: pytest.CaptureFixture[str]):
     method = KRT(resolve("coco", {"method": "krt"}))
     method.begin(FakeObjective(prior=object(), logits=torch.full((10, 40), 9.0)))
     assert method.threshold == pytest.approx(0.8, abs=0.2)
     assert capsys.readouterr().out.count("\n") == 1
 
 
-def test_of_several_processes_only_the_first_tells_it(
+def test_of_several_processes_only_the_first_reports_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)

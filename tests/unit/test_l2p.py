@@ -93,9 +93,9 @@ def test_an_empty_part_of_a_batch_passes(training: bool):
 def by_hand(backbone: PromptedBackbone, image: Tensor, choice: list[int]) -> tuple[Tensor, Tensor]:
     """Feature and pull of one image (3, H, W) with the prompts of a choice, block by block."""
     net, image = backbone.net, image[None]
-    places = net.patch_embed.proj(image).flatten(2).transpose(1, 2)
+    patches = net.patch_embed.proj(image).flatten(2).transpose(1, 2)
     table = timm.layers.resample_abs_pos_embed(net.pos_embed, (SIZE // 16, SIZE // 16), num_prefix_tokens=1)
-    tokens = torch.cat([net.cls_token, places], dim=1) + table
+    tokens = torch.cat([net.cls_token, patches], dim=1) + table
     query = tokens
     for block in net.blocks:
         query = block(query)

@@ -37,7 +37,7 @@ def tasks(*sizes: int) -> list[Task]:
 
 
 def train_view(truth: Sequence[set[int]], task: Task) -> View:
-    """What a task may see of images of which the truth is known; image number and place are those in the truth."""
+    """What a task may see of images of which the truth is known; image number and position are those in the truth."""
     new = range(len(task.old), len(task.seen))
     rows = [row for row, labels in enumerate(truth) if labels & set(new)]
     return view_of({f"image-{row}": sorted(truth[row] & set(new)) for row in rows}, task)
@@ -324,9 +324,9 @@ def test_an_image_is_stored_once_if_asked(sampler: str):
     once = lived(truth, life, settled(sampler, per_class=12, unique=True))
     assert len(set(ids(twice))) < len(ids(twice)) == 4 * 12
     assert len(set(ids(once))) == len(ids(once)) < 4 * 12
-    # Dropped after the choice: what is left are the first ones of the same choices, in the same places.
-    places = set(zip(ids(twice), twice.owner.tolist(), twice.rank.tolist(), strict=True))
-    assert set(zip(ids(once), once.owner.tolist(), once.rank.tolist(), strict=True)) <= places
+    # Dropped after the choice: what is left are the first ones of the same choices, with the same owners and ranks.
+    entries = set(zip(ids(twice), twice.owner.tolist(), twice.rank.tolist(), strict=True))
+    assert set(zip(ids(once), once.owner.tolist(), once.rank.tolist(), strict=True)) <= entries
     assert set(ids(once)) == set(ids(twice))
 
 
@@ -590,8 +590,8 @@ def rewritten(path: Path, column: str | None = None, values: Any = None, **facts
     table = pq.ParquetFile(path).read()
     known = json.loads(table.schema.metadata[b"csc"]) | facts
     if column is not None:
-        place = table.schema.get_field_index(column)
-        table = table.set_column(place, column, pa.array(values, table.schema.field(column).type))
+        index = table.schema.get_field_index(column)
+        table = table.set_column(index, column, pa.array(values, table.schema.field(column).type))
     pq.write_table(table.replace_schema_metadata({b"csc": json.dumps(known)}), path)
 
 

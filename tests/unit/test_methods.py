@@ -312,7 +312,7 @@ def test_joint_training_uses_the_labels_of_all_classes(form: str, formula):
     assert torch.equal(gradient(loss, step.logits) < 0, step.targets == 1)
 
 
-def test_joint_asks_for_all_labels_and_starts_anew():
+def test_joint_asks_for_all_labels_and_starts_from_scratch():
     assert resolve("voc", {"method": "joint"}).labels == "seen"
     assert [name for name in METHODS if not registered()[learns_like(name)].continues] == ["joint"]
     assert {resolve("voc", {"method": name}).labels for name in METHODS if name != "joint"} == {"task"}
@@ -322,7 +322,7 @@ def test_joint_asks_for_all_labels_and_starts_anew():
 
 
 def weighed(name: str, step: Step) -> int:
-    """How often a mean over images counts beside the classification loss: ASL is a sum over them."""
+    """How often a mean over images counts relative to the classification loss: ASL is a sum over them."""
     return len(step.logits) if build(name).config.loss.form == "asl" else 1
 
 

@@ -60,8 +60,8 @@ def test_precision_recall_f1_equal_scikit_learn(shape, threshold, seed):
 
 def test_images_with_equal_scores_count_together_whatever_their_order():
     scores = np.array([[0.5], [0.5], [0.5], [0.1]])
-    for place in range(3):
-        targets = np.arange(4)[:, None] == place
+    for positive in range(3):
+        targets = np.arange(4)[:, None] == positive
         assert metrics.average_precision(scores, targets) == pytest.approx([1 / 3])
 
 

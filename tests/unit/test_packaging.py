@@ -76,12 +76,12 @@ def test_it_holds_all_the_code_that_loading_imports(package: Path):
     methods = [f"csc.methods.{path.stem}" for path in (ROOT / "csc" / "methods").glob("*.py")]  # found by looking
     wanted, todo = set(), ["csc.serving.pyfunc", *methods]
     while todo:
-        place = todo.pop().replace(".", "/")
-        found = [path for path in (f"{place}.py", f"{place}/__init__.py") if (ROOT / path).is_file()]
+        stem = todo.pop().replace(".", "/")
+        found = [path for path in (f"{stem}.py", f"{stem}/__init__.py") if (ROOT / path).is_file()]
         for path in set(found) - wanted:
             wanted.add(path)
             names = [name for name in imported_at_run_time(ROOT / path) if name.startswith("csc.")]
-            todo += [name.rpartition(".")[0] for name in [place.replace("/", "."), *names]] + names
+            todo += [name.rpartition(".")[0] for name in [stem.replace("/", "."), *names]] + names
     assert "csc/nets/network.py" in wanted
     assert wanted <= held
     assert len(held) < len(wanted) + 5  # files travel one by one

@@ -11,13 +11,13 @@ import pytest
 from PIL import Image
 
 from csc.cli import main
-from tests.unit.test_cli import model, place, printed, refused, shelf  # noqa: F401
+from tests.unit.test_cli import cwd, model, printed, refused, shelf  # noqa: F401
 
 
 @pytest.fixture
-def folder(place: Path) -> Path:  # noqa: F811
+def folder(cwd: Path) -> Path:  # noqa: F811
     """Images in a folder and below it, and a file that is none."""
-    below = place / "pictures" / "more"
+    below = cwd / "pictures" / "more"
     below.mkdir(parents=True)
     for path in (below.parent / "b.png", below / "c.jpg"):
         Image.effect_noise((40, 30), 90).convert("RGB").save(path)
@@ -50,12 +50,12 @@ def test_more_images_than_a_batch_come_in_their_order(
 
 def test_json_is_an_object_per_image_and_csv_a_row(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]):  # noqa: F811
     given = ["predict", str(model), "pictures", "--threshold", "0"]
-    told = [json.loads(line) for line in printed([*given, "--json"], capsys)]
-    assert [image["image"] for image in told] == ["pictures/b.png", "pictures/more/c.jpg"]
-    assert {entry["name"] for entry in told[0]["classes"]} == {"0", "1"}
+    images = [json.loads(line) for line in printed([*given, "--json"], capsys)]
+    assert [image["image"] for image in images] == ["pictures/b.png", "pictures/more/c.jpg"]
+    assert {entry["name"] for entry in images[0]["classes"]} == {"0", "1"}
     rows = list(csv.DictReader(io.StringIO("\n".join(printed([*given, "--csv"], capsys)))))
     assert list(rows[0]) == ["image", "labels", "0", "1"]
-    for image, row in zip(told, rows, strict=True):
+    for image, row in zip(images, rows, strict=True):
         assert row["labels"] == ";".join(entry["name"] for entry in image["classes"])
         for entry in image["classes"]:
             assert float(row[entry["name"]]) == pytest.approx(entry["confidence"], abs=1e-6)
@@ -64,8 +64,8 @@ def test_json_is_an_object_per_image_and_csv_a_row(model: Path, folder: Path, ca
 def test_a_heat_map_is_written_for_each_predicted_class(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]):  # noqa: F811
     shutil.copy("a.jpg", folder / "a.jpg")  # of the same name as another
     arguments = ["predict", str(model), "a.jpg", "pictures/a.jpg", "--threshold", "0", "--heatmap", "heat", "--json"]
-    told = [json.loads(line) for line in printed(arguments, capsys, "heat maps: 4 in heat\n")]
-    files = [entry["heatmap"] for image in told for entry in image["classes"]]
+    images = [json.loads(line) for line in printed(arguments, capsys, "heat maps: 4 in heat\n")]
+    files = [entry["heatmap"] for image in images for entry in image["classes"]]
     assert len(set(files)) == 4
     assert {Path(file) for file in files} == {path.relative_to(Path.cwd()) for path in Path.cwd().glob("heat/*.png")}
     plain = np.asarray(Image.open("a.jpg").convert("RGB"))
@@ -76,16 +76,16 @@ def test_a_heat_map_is_written_for_each_predicted_class(model: Path, folder: Pat
 
 def test_an_image_without_a_prediction_shows_where_its_likeliest_class_was_looked_for(
     model: Path,  # noqa: F811
-    place: Path,  # noqa: F811
+    cwd: Path,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
 ):
     printed(["predict", str(model), "a.jpg", "--threshold", "1", "--heatmap", "heat"], capsys, "heat maps: 1 in heat\n")
-    assert len(list((place / "heat").iterdir())) == 1
+    assert len(list((cwd / "heat").iterdir())) == 1
 
 
 def test_the_thresholds_of_the_model_are_its_own_for_each_class(
     model: Path,  # noqa: F811
-    place: Path,  # noqa: F811
+    cwd: Path,  # noqa: F811
     capsys: pytest.CaptureFixture[str],
 ):
     shutil.copytree(model, "mine")
@@ -96,13 +96,13 @@ def test_the_thresholds_of_the_model_are_its_own_for_each_class(
     assert "," not in line
 
 
-def test_a_folder_for_heat_maps_must_be_one(model: Path, place: Path, capsys: pytest.CaptureFixture[str]):  # noqa: F811
-    assert "not a folder" in refused(["predict", str(model), "a.jpg", "--heatmap", "file"], place, capsys)
+def test_a_folder_for_heat_maps_must_be_one(model: Path, cwd: Path, capsys: pytest.CaptureFixture[str]):  # noqa: F811
+    assert "not a folder" in refused(["predict", str(model), "a.jpg", "--heatmap", "file"], cwd, capsys)
 
 
-def test_samples_are_images_that_predict_takes(model: Path, place: Path, capsys: pytest.CaptureFixture[str]):  # noqa: F811
+def test_samples_are_images_that_predict_takes(model: Path, cwd: Path, capsys: pytest.CaptureFixture[str]):  # noqa: F811
     assert main(["sample", "digits", "-n", "3", "--out", "samples"]) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert told[0].startswith("samples/scene-00.jpg\tshows ")
-    assert told[-1] == "next: csc predict models:/digits-b0c2-csc@final samples"
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("samples/scene-00.jpg\tshows ")
+    assert lines[-1] == "next: csc predict models:/digits-b0c2-csc@final samples"
     assert len(printed(["predict", str(model), "samples"], capsys)) == 3

@@ -8,7 +8,7 @@ from csc.report.svg import bar, circle, label, polyline, svg
 WHITE, FIRST, SECOND, GRID = (255, 255, 255), (0x0B, 0x61, 0xA8), (0xC2, 0x50, 0x0A), (0xE3, 0xE6, 0xEA)
 
 
-def test_every_mark_is_drawn_in_its_place_and_colour():
+def test_every_mark_has_its_position_and_colour():
     marks = [
         bar(10, 5, 20, 10, "first", "a tip is not drawn"),
         circle(50, 10, 4, "second", ""),

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from csc import metrics
-from csc.artifacts import Metrics, Run, TaskResult
+from csc.artifacts import HEADLINE, Metrics, Run, TaskResult
 from csc.errors import BadData
 from csc.report import figures, page, paper, svg, table
 from csc.report.columns import SUMMARY
@@ -104,7 +104,7 @@ def without(content, *path):
         (("tasks", 1, "seen", 0), "task 2: its seen classes"),
     ],
 )
-def test_a_broken_run_is_refused_with_the_place_in_one_line(path, message):
+def test_a_broken_run_is_refused_with_the_key_in_one_line(path, message):
     with pytest.raises(BadData, match=message) as caught:
         Run.from_plain(without(RUNS["voc-b0c4"].to_plain(), *path), "registered.json")
     assert str(caught.value).startswith("registered.json: ")
@@ -140,14 +140,14 @@ def test_a_replay_buffer_is_never_guessed():
     assert "buffer 2/class" in paper.paper_rows("voc-b0c4", "csc-r")[0].label
 
 
-PLACES = {
+OUTPUTS = {
     "findings": lambda run: "\n".join(found.text for found in findings(run)),
     "page": lambda run: html.unescape(page.render(run)),
     "figure": lambda run: html.unescape(figures.curve(run)),
     "text": lambda run: " ".join(table.text_table(run).split()),
     "markdown": table.markdown_table,
 }
-shown_anywhere = pytest.mark.parametrize("shown", PLACES.values(), ids=PLACES)
+shown_anywhere = pytest.mark.parametrize("shown", OUTPUTS.values(), ids=OUTPUTS)
 PART = "not VOC 2007 as published: train: 3,366 images (published: 5,011)"
 ELSEWHERE = "this 'voc' is made from 'voc2012', not from VOC 2007"
 
@@ -156,11 +156,11 @@ ELSEWHERE = "this 'voc' is made from 'voc2012', not from VOC 2007"
 @pytest.mark.parametrize("change", [{"held_out": 5}, {"data_note": ELSEWHERE}], ids=str)
 def test_the_paper_never_stands_next_to_numbers_of_other_images(shown, change):
     assert "85.1" in shown(RUNS["voc-b0c4"])
-    told = shown(replace(RUNS["voc-b0c4"], **change))
-    assert "85.1" not in told
-    assert "90.4" not in told
-    assert "paper mAP" not in told
-    assert "TResNet-M" not in told
+    text = shown(replace(RUNS["voc-b0c4"], **change))
+    assert "85.1" not in text
+    assert "90.4" not in text
+    assert "paper mAP" not in text
+    assert "TResNet-M" not in text
 
 
 @shown_anywhere
@@ -173,12 +173,12 @@ def test_the_paper_stands_next_to_a_part_of_its_data_only_with_a_note(shown):
 
 def test_a_page_says_why_the_paper_is_left_out():
     left_out = "The paper's numbers are left out: "
-    told = [
+    pages = [
         html.unescape(page.render(replace(RUNS["voc-b0c4"], **change)))
         for change in ({"held_out": 5}, {"data_note": ELSEWHERE})
     ]
-    assert f"{left_out}tested on held-out training images." in told[0]
-    assert f"{left_out}{ELSEWHERE}." in told[1]
+    assert f"{left_out}tested on held-out training images." in pages[0]
+    assert f"{left_out}{ELSEWHERE}." in pages[1]
     assert left_out not in page.render(replace(RUNS["uneven"], held_out=5))
 
 
@@ -216,7 +216,7 @@ def test_text_table_is_aligned_and_fits_100_columns(run):
     rows = lines[header + 2 : header + 2 + len(run.tasks)]
     for row, task in zip(rows, run.tasks, strict=True):
         assert row.split()[0] == str(task.task)
-        assert row.split()[-5:] == [f"{task.metrics[name]:.1f}" for name in table.METRICS]
+        assert row.split()[-5:] == [f"{task.metrics[name]:.1f}" for name in HEADLINE]
         assert table.width_of(row) == table.width_of(rows[0])
 
 
@@ -376,7 +376,7 @@ def test_page_states_where_the_result_comes_from():
         assert fact in text
 
 
-def test_page_shows_the_paper_beside_ours():
+def test_page_shows_the_paper_next_to_ours():
     run = RUNS["voc-b0c4"]
     html = page.render(run)
     tiles = ["".join(tile.itertext()) for tile in ET.fromstring(html).findall(".//dl/div")]

@@ -87,7 +87,9 @@ def test_a_full_disk_costs_no_finished_shard(call: str, works: int, tmp_path: Pa
     assert said.getvalue().startswith("an earlier attempt has finished 2 of 4 shards")
 
 
-def test_a_disk_without_room_for_the_first_folder_is_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_disk_without_room_for_the_first_folder_is_reported_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     mkdir = Path.mkdir
 
     def failing(path: Path, *arguments: int, **options: bool) -> None:

@@ -248,7 +248,7 @@ def use(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
     storage.s3._client.cache_clear()
 
 
-def told(status: int, code: str) -> tuple[int, bytes]:
+def error_answer(status: int, code: str) -> tuple[int, bytes]:
     return status, f"<Error><Code>{code}</Code></Error>".encode()
 
 
@@ -257,7 +257,7 @@ def test_a_store_that_is_ill_for_longer_than_boto3_waits_is_asked_again(
     wire: Wire, monkeypatch: pytest.MonkeyPatch, pauses: list[float], capsys: pytest.CaptureFixture[str]
 ):
     ask(monkeypatch)
-    wire.answers = [told(503, "SlowDown")] * (2 * storage.s3._ATTEMPTS) + [(200, b"whole")]
+    wire.answers = [error_answer(503, "SlowDown")] * (2 * storage.s3._ATTEMPTS) + [(200, b"whole")]
     assert with_retries(read_bytes)("s3://bucket/file") == b"whole"
     assert pauses == [60, 120]
     assert capsys.readouterr().out.splitlines() == [
@@ -283,14 +283,14 @@ def test_a_store_that_is_ill_for_longer_than_boto3_waits_is_asked_again(
         (404, "NoSuchKey", False),
         (404, "NoSuchBucket", False),
         (400, "ExpiredToken", False),
-        (418, "Unheard", False),
+        (418, "UnknownCode", False),
     ],
 )
 def test_what_a_store_refuses_is_not_asked_for_again(
     wire: Wire, monkeypatch: pytest.MonkeyPatch, pauses: list[float], status: int, code: str, passes: bool
 ):
     ask(monkeypatch)
-    wire.answers = [told(status, code)]
+    wire.answers = [error_answer(status, code)]
     with pytest.raises(BadData) as caught:
         with_retries(read_bytes)("s3://bucket/file")
     assert isinstance(caught.value, Unavailable) == passes
@@ -344,7 +344,7 @@ def test_a_tracking_server_that_nobody_reaches_may_be_back(monkeypatch: pytest.M
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("answer", [None, told(503, "SlowDown"), told(403, "AccessDenied")], ids=str)
+@pytest.mark.parametrize("answer", [None, error_answer(503, "SlowDown"), error_answer(403, "AccessDenied")], ids=str)
 def test_a_bucket_of_models_that_clients_use_themselves_may_be_back_unless_it_refuses(
     wire: Wire, monkeypatch: pytest.MonkeyPatch, nobody: str, tmp_path: Path, answer: tuple[int, bytes] | None
 ):
@@ -375,9 +375,9 @@ def test_a_store_that_is_stopped_and_started_again_costs_a_step_some_time(
     with contextlib.ExitStack() as running:
         with object_store(folder) as store:
             use(monkeypatch, store.endpoint)
-            place = f"s3://{store.bucket}/animals"
-            ingest_coco(make_coco(tmp_path / "raw"), place, "animals")
-            first = ingest("animals-b0c2", place)
+            data = f"s3://{store.bucket}/animals"
+            ingest_coco(make_coco(tmp_path / "raw"), data, "animals")
+            first = ingest("animals-b0c2", data)
         ask(monkeypatch, Retries(times=20, wait=1, factor=1))
         capsys.readouterr()
 
@@ -388,7 +388,7 @@ def test_a_store_that_is_stopped_and_started_again_costs_a_step_some_time(
             time.sleep(seconds)  # it takes files before it finds those of old
 
         monkeypatch.setattr(retry.time, "sleep", pause)
-        assert ingest("animals-b0c2", place) == first
+        assert ingest("animals-b0c2", data) == first
     lines = capsys.readouterr().out.splitlines()
     assert "does not answer" in lines[0]
     assert [line.rpartition("; ")[2] for line in lines if line.startswith("retry: ")] == [

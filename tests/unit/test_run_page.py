@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from csc.artifacts import Run
-from csc.data.evidence import Evidence, Reliability, Sight, TaskFacts
+from csc.data.evidence import Evidence, EvidenceImage, Reliability, TaskFacts
 from csc.report.findings import findings
 from csc.report.graph import pairs_across_tasks
 from csc.report.images import forgotten
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.xdist_group("reported")
 
 
 def changed(evidence: Evidence, **facts: object) -> Evidence:
-    return Evidence(msgspec.structs.replace(evidence.facts, **facts), evidence.sights)
+    return Evidence(msgspec.structs.replace(evidence.facts, **facts), evidence.images)
 
 
 def said(run: Run, *evidence: Evidence) -> str:
@@ -80,9 +80,9 @@ def test_names_of_classes_cannot_break_the_page(made: "Reported"):
     names = ["</script>", EVIL, *made.run.last.seen[2:]]
     run = make_run("digits-b0c4", sizes=(4, 4, 2), classes=names)
     old = dict(zip(made.run.last.seen, names, strict=True))
-    sights = tuple(msgspec.structs.replace(sight, name=old[sight.name]) for sight in made.evidence[-1].sights)
+    images = tuple(msgspec.structs.replace(image, name=old[image.name]) for image in made.evidence[-1].images)
     facts = msgspec.structs.replace(made.evidence[-1].facts, classes=names)
-    root = ET.fromstring(render(run, [Evidence(facts, sights)]))
+    root = ET.fromstring(render(run, [Evidence(facts, images)]))
     assert json.loads(root.find(".//script[@id='counts']").text)["classes"] == names
     assert [name.text for name in root.findall(".//details/summary/b")][:2] == names[:2]
 
@@ -101,9 +101,9 @@ def test_sixteen_tasks_of_eighty_classes_make_a_page_below_6_mb_in_seconds(made:
 def _large(like: Evidence, names: list[str], task: int) -> Evidence:
     """Evidence with as many images as a run on COCO keeps; photographs of 96 pixels have 2 to 3 kB."""
     generator = np.random.default_rng(task)
-    jpeg = next(sight.thumbnail for sight in like.sights if sight.thumbnail)
-    sights = [
-        Sight(kind, name, f"{name} {kind} {shot}", 0.9, [name], thumbnail, generator.bytes(196), heat_width=14)
+    jpeg = next(image.thumbnail for image in like.images if image.thumbnail)
+    images = [
+        EvidenceImage(kind, name, f"{name} {kind} {shot}", 0.9, [name], thumbnail, generator.bytes(196), heat_width=14)
         for name in names
         for kind, shots, shown in (("hit", 3, 3), ("false alarm", 3, 3), ("miss", 3, 3), ("panel", 16, 3))
         for shot in range(shots)
@@ -121,7 +121,7 @@ def _large(like: Evidence, names: list[str], task: int) -> Evidence:
         found=counts,
         correlation=generator.normal(size=(size, size)).round(4).tolist(),
     )
-    return Evidence(facts, tuple(sights))
+    return Evidence(facts, tuple(images))
 
 
 # ---- findings
@@ -131,8 +131,8 @@ def test_it_is_said_that_no_score_exceeds_the_threshold(made: "Reported"):
     silent = changed(made.evidence[-1], predicted=[[0] * 100] * 10, found=[[0] * 100] * 10)
     assert "No score exceeds 0.5, so nothing is predicted: CF1 and OF1 are 0." in said(made.run, silent)
     one = [[0] * 100, *[[5] * 100] * 9]
-    told = said(made.run, changed(made.evidence[-1], predicted=one))
-    assert "1 class is never predicted, as no score of theirs exceeds 0.5: 0." in told
+    text = said(made.run, changed(made.evidence[-1], predicted=one))
+    assert "1 class is never predicted, as no score of theirs exceeds 0.5: 0." in text
 
 
 def test_an_extended_model_is_not_said_to_know_only_what_was_judged():
@@ -151,11 +151,11 @@ def test_the_class_that_lost_most_is_named_with_its_loss():
 
 def test_over_confidence_is_said_with_an_example(made: "Reported"):
     bins = Reliability(count=[900, 100], confidence=[90.0, 85.0], present=[90, 25])
-    told = said(made.run, changed(made.evidence[-1], reliability={"old": bins, "new": bins}))
-    assert "Old classes are over-confident: of labels scored about 0.85, only 25 % are present." in told
+    text = said(made.run, changed(made.evidence[-1], reliability={"old": bins, "new": bins}))
+    assert "Old classes are over-confident: of labels scored about 0.85, only 25 % are present." in text
     trusted = Reliability(count=[900, 100], confidence=[90.0, 85.0], present=[90, 85])
-    told = said(made.run, changed(made.evidence[-1], reliability={"new": trusted}))
-    assert "Confidence can be trusted: the ECE is 0.0 % or less." in told
+    text = said(made.run, changed(made.evidence[-1], reliability={"new": trusted}))
+    assert "Confidence can be trusted: the ECE is 0.0 % or less." in text
 
 
 def test_the_errors_of_old_and_new_classes_are_said_before_and_after_scaling(made: "Reported"):
@@ -164,8 +164,8 @@ def test_the_errors_of_old_and_new_classes_are_said_before_and_after_scaling(mad
     last = msgspec.structs.replace(made.run.last, metrics=scaled)
     run = msgspec.structs.replace(made.run, tasks=(*made.run.tasks[:-1], last))
     both = "The calibration error (ECE) is 12.3 % on old classes and 4.5 % on new ones; after scaling"
-    for told in (said(run), said(run, *made.evidence), render(run, made.evidence)):
-        assert f"{both} by the temperature 1.50, 5.0 % and 3.2 %." in told
+    for text in (said(run), said(run, *made.evidence), render(run, made.evidence)):
+        assert f"{both} by the temperature 1.50, 5.0 % and 3.2 %." in text
     fresh = msgspec.structs.replace(last, new=last.seen, metrics=msgspec.structs.replace(scaled, temperature=1.0))
     alone = said(msgspec.structs.replace(run, tasks=(fresh,)))
     assert "The calibration error (ECE) is 4.5 % on new classes." in alone
@@ -189,15 +189,15 @@ def test_the_paper_is_compared_in_points():
 
 def test_forgotten_images_were_found_by_an_earlier_model_and_are_missed_now(made: "Reported"):
     def after(task: int, *scores: float) -> Evidence:
-        sights = [Sight("panel", "0", f"image {n}", score, ["0"]) for n, score in enumerate(scores)]
+        images = [EvidenceImage("panel", "0", f"image {n}", score, ["0"]) for n, score in enumerate(scores)]
         facts = msgspec.structs.replace(made.evidence[0].facts, task=task, threshold=0.8)
-        return Evidence(facts, tuple(sights))
+        return Evidence(facts, tuple(images))
 
     lost, known = forgotten(
         [after(1, 0.9, 0.7, 0.95, 0.85), after(2, 0.99, 0.1, 0.9, 0.8), after(3, 0.5, 0.1, 0.9, 0.2)]
     )
     assert known == 3
-    assert [(sight.image_id, best, task) for sight, best, task in lost["0"]] == [
+    assert [(image.image_id, best, task) for image, best, task in lost["0"]] == [
         ("image 3", 0.85, 1),
         ("image 0", 0.99, 2),
     ]

@@ -22,7 +22,7 @@ def shades(jpeg: bytes) -> list[int]:
     """The grey values of the four corners of a picture in four shades."""
     image = Image.open(io.BytesIO(jpeg)).convert("L")
     right, bottom = image.width - 1, image.height - 1
-    return [image.getpixel(place) for place in ((0, 0), (right, 0), (0, bottom), (right, bottom))]
+    return [image.getpixel(corner) for corner in ((0, 0), (right, 0), (0, bottom), (right, bottom))]
 
 
 @pytest.mark.parametrize("kind", ["PNG", "TIFF"])
@@ -48,8 +48,8 @@ def test_a_damaged_file_of_any_format_is_a_broken_image_or_an_image(kind: str):
     whole = encoded(Image.frombytes("RGB", (32, 32), rng.randbytes(32 * 32 * 3)), kind)
     for _ in range(150):
         content = bytearray(whole)
-        for place in rng.choices(range(min(len(content), 160)), k=3):
-            content[place] = rng.randrange(256)
+        for offset in rng.choices(range(min(len(content), 160)), k=3):
+            content[offset] = rng.randrange(256)
         try:
             checked_jpeg(bytes(content), "fuzzed")
         except BrokenImage as error:
@@ -57,7 +57,7 @@ def test_a_damaged_file_of_any_format_is_a_broken_image_or_an_image(kind: str):
             assert len(str(error).splitlines()) == 1  # noqa: PT017
 
 
-def test_whatever_a_decoder_raises_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch):
+def test_whatever_a_decoder_raises_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch):
     def failing(*_: object, **__: object) -> Image.Image:
         raise NotImplementedError("no such\nfourcc")
 

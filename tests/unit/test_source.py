@@ -24,15 +24,15 @@ def refusal(action: Callable[[], object]) -> str:
 
 
 @pytest.fixture(params=["folder", "zip"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+def raw(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     for name, content in FILES.items():
         (tmp_path / "raw" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "raw" / name).write_bytes(content)
     return tmp_path / "raw" if request.param == "folder" else zipped(tmp_path / "raw", tmp_path / "raw.zip")
 
 
-def test_files_are_listed_and_read(place: Path):
-    with Source(place) as files:
+def test_files_are_listed_and_read(raw: Path):
+    with Source(raw) as files:
         assert (files.names(), files.folders()) == (set(), {"a", "b"})
         assert files.names("a") == {f"{number}.txt" for number in range(20)}
         assert {name: files.read(name) for name in FILES} == FILES
@@ -41,12 +41,12 @@ def test_files_are_listed_and_read(place: Path):
 
 
 @pytest.mark.parametrize("name", ["a/none.txt", "none/0.txt", "../raw/a/0.txt", "/etc/passwd", "a/../../raw/a/0.txt"])
-def test_a_name_that_is_not_inside_is_no_file(name: str, place: Path):
-    with Source(place) as files:
+def test_a_name_that_is_not_inside_is_no_file(name: str, raw: Path):
+    with Source(raw) as files:
         assert not files.has(name)
         message = refusal(lambda: files.read(name))
         assert message.endswith(": no such file")
-        assert message.startswith(str(place))
+        assert message.startswith(str(raw))
 
 
 def test_a_zip_may_not_lead_out_of_itself(tmp_path: Path):
@@ -70,14 +70,14 @@ def test_a_member_without_a_name_is_left_out(tmp_path: Path):
         assert files.names() == {"a"}
 
 
-def test_threads_may_share_a_source(place: Path):
-    with Source(place) as files, ThreadPoolExecutor(8) as threads:
+def test_threads_may_share_a_source(raw: Path):
+    with Source(raw) as files, ThreadPoolExecutor(8) as threads:
         names = [*FILES] * 20
         assert list(threads.map(files.read, names)) == [FILES[name] for name in names]
 
 
-def test_a_source_goes_to_another_process_as_its_address(place: Path):
-    with Source(place) as files:
+def test_a_source_goes_to_another_process_as_its_address(raw: Path):
+    with Source(raw) as files:
         assert files.read("a/3.txt") == FILES["a/3.txt"]
         packed = pickle.dumps(files)
     assert len(packed) < 300
@@ -86,8 +86,8 @@ def test_a_source_goes_to_another_process_as_its_address(place: Path):
     assert worker.stdout == FILES["b/7.txt"]
 
 
-def test_a_name_with_a_line_end_is_told_in_one_line(place: Path):
-    with Source(place) as files:
+def test_a_name_with_a_line_end_is_reported_in_one_line(raw: Path):
+    with Source(raw) as files:
         assert "a\\nb" in refusal(lambda: files.read("a\nb"))
 
 
@@ -123,7 +123,7 @@ def test_a_folder_of_zips_is_what_they_hold_together(tmp_path: Path):
     assert refusal(lambda: Source(tmp_path / "zips")).startswith(f"{tmp_path / 'zips' / 'two.ZIP'}: not readable as")
 
 
-def test_zips_beside_folders_are_not_looked_into_but_named(tmp_path: Path):
+def test_zips_next_to_folders_are_not_looked_into_but_named(tmp_path: Path):
     (tmp_path / "train").mkdir()
     for name in ("val.zip", "test.tgz", "readme.txt"):
         (tmp_path / name).write_text("whatever")

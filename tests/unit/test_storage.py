@@ -176,7 +176,7 @@ def test_others_may_read_what_was_written(tmp_path: Path):
 
 
 @BOTH
-def test_a_place_below_a_file_is_refused_in_one_line(atomic: Writer, tmp_path: Path):
+def test_a_path_below_a_file_is_refused_in_one_line(atomic: Writer, tmp_path: Path):
     (tmp_path / "file").write_text("the only copy")
     before = contents(tmp_path)
     message = refusal(lambda: write(atomic, tmp_path / "file" / "target"))
@@ -187,10 +187,10 @@ def test_a_place_below_a_file_is_refused_in_one_line(atomic: Writer, tmp_path: P
 
 @BOTH
 @pytest.mark.parametrize(
-    "place", [("x" * 300,), ("new", "x" * 300), ("x" * 300, "target")], ids=["name", "deep", "above"]
+    "parts", [("x" * 300,), ("new", "x" * 300), ("x" * 300, "target")], ids=["name", "deep", "above"]
 )
-def test_a_name_that_is_too_long_is_refused_in_one_line(atomic: Writer, place: tuple[str, ...], tmp_path: Path):
-    assert "xxx" in refusal(lambda: write(atomic, tmp_path.joinpath(*place)))
+def test_a_name_that_is_too_long_is_refused_in_one_line(atomic: Writer, parts: tuple[str, ...], tmp_path: Path):
+    assert "xxx" in refusal(lambda: write(atomic, tmp_path.joinpath(*parts)))
     assert contents(tmp_path) == {}
 
 
@@ -290,12 +290,12 @@ def test_an_address_is_remote_or_local():
 
 def test_names_are_joined_to_an_address_of_either_kind(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HOME", "/home/me")
-    for place in ("s3://b/p", "s3://b/p/"):
-        assert join(place, "images") == "s3://b/p/images"
-        assert join(place, "images", "00000.arrow") == "s3://b/p/images/00000.arrow"
+    for address in ("s3://b/p", "s3://b/p/"):
+        assert join(address, "images") == "s3://b/p/images"
+        assert join(address, "images", "00000.arrow") == "s3://b/p/images/00000.arrow"
     assert join("s3://b", "set") == "s3://b/set"
-    for place in ("/data", Path("/data"), "/data/", "file:///data"):
-        assert join(place, "images", "x") == "/data/images/x"
+    for address in ("/data", Path("/data"), "/data/", "file:///data"):
+        assert join(address, "images", "x") == "/data/images/x"
     assert join("~/set", "images") == "/home/me/set/images"
 
 
@@ -338,12 +338,12 @@ class Wire(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Teller)
+        super().__init__(("127.0.0.1", 0), Handler)
         self.answers: list[Answer] = []
         self.asked: list[str] = []
 
 
-class Teller(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
     server: Wire
 
     def answer(self) -> None:
@@ -364,7 +364,7 @@ class Teller(BaseHTTPRequestHandler):
         pass
 
 
-def told(status: int, code: str) -> Answer:
+def error_answer(status: int, code: str) -> Answer:
     body = f"<Error><Code>{code}</Code><Message>words of the store</Message></Error>".encode()
     return status, body, len(body)
 
@@ -423,14 +423,14 @@ REFUSALS = {
     "RequestTimeTooSkewed": (403, ("clock",)),
     "AuthorizationHeaderMalformed": (400, ("another region", "AWS_DEFAULT_REGION")),
     "SlowDown": (503, ("refused (SlowDown)", "try again")),
-    "Unheard": (418, ("refused (Unheard)", "http://127.0.0.1:")),
+    "UnknownCode": (418, ("refused (UnknownCode)", "http://127.0.0.1:")),
 }
 
 
 @pytest.mark.parametrize("code", REFUSALS)
-def test_what_a_store_refuses_is_told_in_one_line(code: str, wire: Wire):
+def test_what_a_store_refuses_is_reported_in_one_line(code: str, wire: Wire):
     status, words = REFUSALS[code]
-    wire.answers = [told(status, code)]
+    wire.answers = [error_answer(status, code)]
     message = refusal(lambda: read_bytes("s3://bucket/some file"))
     assert message.startswith("s3://bucket/some file: ")
     for word in words:
@@ -439,7 +439,7 @@ def test_what_a_store_refuses_is_told_in_one_line(code: str, wire: Wire):
 
 
 def test_a_store_that_is_busy_is_asked_again(wire: Wire):
-    wire.answers = [told(503, "SlowDown"), told(500, "InternalError"), (200, b"whole", 5)]
+    wire.answers = [error_answer(503, "SlowDown"), error_answer(500, "InternalError"), (200, b"whole", 5)]
     assert read_bytes("s3://bucket/file") == b"whole"
     assert wire.asked == ["GET /bucket/file"] * 3
 
@@ -450,7 +450,7 @@ def test_an_answer_that_breaks_off_is_asked_for_again(wire: Wire):
     assert len(wire.asked) == 4
 
 
-def test_an_answer_that_always_breaks_off_is_told(wire: Wire, tmp_path: Path):
+def test_an_answer_that_always_breaks_off_is_reported(wire: Wire, tmp_path: Path):
     wire.answers = [(200, b"who", 5)]
     for action in (lambda: read_bytes("s3://bucket/file"), lambda: download("s3://bucket/file", tmp_path / "copy")):
         message = refusal(action)
@@ -460,12 +460,12 @@ def test_an_answer_that_always_breaks_off_is_told(wire: Wire, tmp_path: Path):
     assert contents(tmp_path) == {}
 
 
-def test_a_name_with_a_line_end_is_told_in_one_line(wire: Wire):
-    wire.answers = [told(404, "NoSuchKey")]
+def test_a_name_with_a_line_end_is_reported_in_one_line(wire: Wire):
+    wire.answers = [error_answer(404, "NoSuchKey")]
     assert "a\\nb" in refusal(lambda: read_bytes("s3://bucket/a\nb"))
 
 
-def test_without_credentials_the_remedy_is_told(keys: None, monkeypatch: pytest.MonkeyPatch):
+def test_without_credentials_the_remedy_is_reported(keys: None, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     message = refusal(lambda: read_bytes("s3://bucket/file"))
@@ -480,7 +480,7 @@ def test_without_credentials_the_remedy_is_told(keys: None, monkeypatch: pytest.
         ("AWS_DEFAULT_REGION", "no region", "region"),
     ],
 )
-def test_settings_that_cannot_be_used_are_told(
+def test_settings_that_cannot_be_used_are_reported(
     name: str, value: str, word: str, keys: None, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv(name, value)
@@ -490,11 +490,11 @@ def test_settings_that_cannot_be_used_are_told(
     assert "password" not in message
 
 
-def test_a_bucket_name_that_none_can_have_is_told(keys: None):
+def test_a_bucket_name_that_none_can_have_is_reported(keys: None):
     assert "bucket name" in refusal(lambda: read_bytes("s3://no bucket/file"))
 
 
-def test_without_boto3_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch):
+def test_without_boto3_the_remedy_is_reported(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "boto3", None)
     monkeypatch.setitem(sys.modules, "boto3.exceptions", None)
     message = refusal(lambda: read_bytes("s3://bucket/file"))
@@ -507,7 +507,7 @@ def test_a_file_that_is_not_there_is_not_uploaded(tmp_path: Path):
     assert refusal(lambda: upload(tmp_path / "none", "s3://bucket/file")).startswith(f"{tmp_path / 'none'}: ")
 
 
-def test_a_disk_that_is_full_is_told(wire: Wire, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_disk_that_is_full_is_reported(wire: Wire, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -517,7 +517,7 @@ def test_a_disk_that_is_full_is_told(wire: Wire, tmp_path: Path, monkeypatch: py
     assert contents(tmp_path) == {}
 
 
-def test_looking_into_a_closed_folder_is_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_looking_into_a_closed_folder_is_reported_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def closed(path: Path) -> bool:
         raise PermissionError(13, "Permission denied")
 

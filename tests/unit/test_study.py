@@ -109,7 +109,7 @@ def test_tables_1_and_2_have_every_row_that_the_paper_prints(name):
         ("figure3", "with H", "voc-b4c2", "H", 5.36),
     ],
 )
-def test_the_papers_numbers_stand_beside_their_rows(name, row, scenario, column, value):
+def test_the_papers_numbers_stand_next_to_their_rows(name, row, scenario, column, value):
     assert read_study(name).ranked(row).reference(scenario).numbers[column] == value
 
 
@@ -672,11 +672,11 @@ def test_the_page_is_whole_and_draws_a_line_for_each_finished_row(outcome):
 def test_facts_that_differ_are_told_apart(outcome, server):
     server.runs[0].tags["csc.initialisation"] = "ImageNet-1k"
     found = results([result.cell for result in outcome.results])
-    told = Outcome(outcome.study, tuple(found)).facts()
-    assert "initialisation differs: ImageNet-1k (Fine-Tuning)" in told
-    assert any(line.startswith("initialisation differs: scratch (Fine-Tuning, AGCN (0)") for line in told)
-    assert told[0] == "seeds 0, 1 · data voc vvvvvvvvvvvv"
-    assert told[-1] == f"code {code_version()}"
+    facts = Outcome(outcome.study, tuple(found)).facts()
+    assert "initialisation differs: ImageNet-1k (Fine-Tuning)" in facts
+    assert any(line.startswith("initialisation differs: scratch (Fine-Tuning, AGCN (0)") for line in facts)
+    assert facts[0] == "seeds 0, 1 · data voc vvvvvvvvvvvv"
+    assert facts[-1] == f"code {code_version()}"
 
 
 FORMS = [text, markdown, latex, render]
@@ -695,10 +695,10 @@ def calibrated(written, server, scenario="voc-b0c4", **content):
 
 def test_every_study_has_the_calibration_of_each_scenario_below_its_table(written, server):
     outcome = calibrated(written, server)
-    told = text(outcome).partition(" voc-b0c4, calibration\n")[2].splitlines()
-    assert told[1].split() == " ".join(titles(CALIBRATION)).split()
-    assert told[3].split()[:3] == ["csc", "10.5±0.7", "11.5±0.7"]
-    assert told[4].startswith("━")  # a row that knows nothing of it is left out
+    lines = text(outcome).partition(" voc-b0c4, calibration\n")[2].splitlines()
+    assert lines[1].split() == " ".join(titles(CALIBRATION)).split()
+    assert lines[3].split()[:3] == ["csc", "10.5±0.7", "11.5±0.7"]
+    assert lines[4].startswith("━")  # a row that knows nothing of it is left out
     assert f"| csc | {' | '.join(f'{10.5 + index:.1f} ± 0.7' for index in range(8))} | 18.50 ± 0.71 | " in markdown(
         outcome
     )
@@ -708,18 +708,18 @@ def test_every_study_has_the_calibration_of_each_scenario_below_its_table(writte
     assert " calibration: ECE and AECE (adaptive) in percent; /T: logits divided by" in text(outcome)
 
 
-def test_calibration_is_not_told_twice(written, server):
+def test_calibration_is_not_shown_twice(written, server):
     outcome = calibrated(written, server, columns=["last_mAP", "ECE_old", "CF1_own"])
-    told = text(outcome).partition(" voc-b0c4, calibration\n")[2].splitlines()
-    assert told[1].split() == " ".join(titles(n for n in CALIBRATION if n not in ("ECE_old", "CF1_own"))).split()
+    lines = text(outcome).partition(" voc-b0c4, calibration\n")[2].splitlines()
+    assert lines[1].split() == " ".join(titles(n for n in CALIBRATION if n not in ("ECE_old", "CF1_own"))).split()
     alone = calibrated(written, server, columns=["last_mAP", *CALIBRATION])
     assert "calibration" not in text(alone)
 
 
 def test_old_classes_that_do_not_exist_have_no_calibration(written, server):
     outcome = calibrated(written, server, "voc-b0c20")
-    told = text(outcome).partition(" voc-b0c20, calibration\n")[2].splitlines()
-    assert told[1].split() == " ".join(titles(name for name in CALIBRATION if "_old" not in name)).split()
+    calibration = text(outcome).partition(" voc-b0c20, calibration\n")[2].splitlines()
+    assert calibration[1].split() == " ".join(titles(name for name in CALIBRATION if "_old" not in name)).split()
     shown = calibrated(written, server, "voc-b0c20", columns=["last_mAP", "ECE_old"])
     assert "| csc | 70.0 ± 0.0 | – |" in markdown(shown)
     lines = csv.DictReader(io.StringIO(csv_lines(shown)))
@@ -739,54 +739,54 @@ def test_files_and_mlflow_have_all_of_calibration_whatever_the_table_shows(writt
     assert "voc-b0c4/lwf/AECE_new_T" not in logged
 
 
-def told_in(form, outcome):
+def rendered(form, outcome):
     """What a form says, without its escapes."""
     return html.unescape(form(outcome)).replace("\\", "")
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_settings_for_all_rows_are_told_those_of_the_command_line_first(form, written, server):
+def test_settings_for_all_rows_are_listed_those_of_the_command_line_first(form, written, server):
     rows = [{"label": "A", "method": "csc", "settings": {"train.lr": 0.003}}, {"label": "B", "method": "lwf"}]
     common = {"train": {"epochs": 8, "lr": 0.001}, "backbone.frozen": True}
     study = written({"title": "T", "scenarios": ["voc-b0c4"], "rows": rows, "settings": common})
     study = study.narrowed(overrides={"init": "/my/w.safetensors", "loss": {"alpha": "0.3"}, "train": {"epochs": "2"}})
-    told = told_in(form, Outcome(study, tuple(results(cells(study, SOURCES)))))
+    output = rendered(form, Outcome(study, tuple(results(cells(study, SOURCES)))))
     expected = "train.epochs=2, init=w.safetensors, loss.alpha=0.3, train.lr=0.003 or 0.001, backbone.frozen=true"
-    assert f"settings {expected}" in told
+    assert f"settings {expected}" in output
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_thresholds_that_rows_do_not_share_are_told_by_row(form, written, server):
+def test_thresholds_that_rows_do_not_share_are_listed_by_row(form, written, server):
     rows = [{"label": "A", "method": "lwf"}, {"label": "B", "method": "ridge"}, {"label": "C", "method": "csc"}]
     content = {"title": "T", "scenarios": ["voc-b0c4", "digits-b0c2"], "rows": rows}
 
-    def told(**changes):
+    def output_with(**changes):
         study = written(content | changes)
-        return told_in(form, Outcome(study, tuple(results(cells(study, SOURCES)))))
+        return rendered(form, Outcome(study, tuple(results(cells(study, SOURCES)))))
 
     alike = {**rows[1], "by_scenario": {"digits-b0c2": {"threshold": 0.8}}}
-    assert "the threshold of last CF1, last OF1 differs: 0.8 (A, C), 0.3 (B)" in told()
-    some = told(rows=[rows[0], alike], columns=["last_mAP", "OP"])
+    assert "the threshold of last CF1, last OF1 differs: 0.8 (A, C), 0.3 (B)" in output_with()
+    some = output_with(rows=[rows[0], alike], columns=["last_mAP", "OP"])
     assert "the threshold of OP differs on voc-b0c4: 0.8 (A), 0.3 (B)" in some
-    assert "the threshold of" not in told(columns=["last_mAP", "CF1_own"])
-    assert "the threshold of" not in told(rows=rows[::2])
-    assert "the threshold of" not in told(settings={"threshold": 0.4})
+    assert "the threshold of" not in output_with(columns=["last_mAP", "CF1_own"])
+    assert "the threshold of" not in output_with(rows=rows[::2])
+    assert "the threshold of" not in output_with(settings={"threshold": 0.4})
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_data_set_without_a_preset_says_whose_settings_it_has(form, server):
     source = DataSource("/data/pets", 6, "p" * 64)
     study = read_study("own-data").narrowed(["pets-b0c2"])
-    pets = told_in(form, Outcome(study, tuple(results(cells(study, {"pets": source})))))
+    pets = rendered(form, Outcome(study, tuple(results(cells(study, {"pets": source})))))
     assert "data set 'pets' has no preset of its own: settings are those of 'coco'" in pets
     study = study.narrowed(["voc-b0c4"])
-    assert "preset" not in told_in(form, Outcome(study, tuple(results(cells(study, SOURCES)))))
+    assert "preset" not in rendered(form, Outcome(study, tuple(results(cells(study, SOURCES)))))
 
 
 def test_a_long_list_of_settings_is_cut(written, server):
     study = written({**MINE, "settings": {"train.epochs": 8}}).narrowed(overrides={"init": "x" * 300})
-    told = Outcome(study, tuple(results(cells(study, SOURCES)))).facts()
-    (line,) = (line for line in told if line.startswith("settings init=xxx"))
+    facts = Outcome(study, tuple(results(cells(study, SOURCES)))).facts()
+    (line,) = (line for line in facts if line.startswith("settings init=xxx"))
     assert line.endswith("x…, +1")
     assert len(line) <= 250
 
@@ -796,12 +796,12 @@ def test_held_out_images_are_never_shown_as_a_table_of_the_paper(form, server):
     study = read_study("table2").narrowed(["voc-b0c4"], ["csc", "krt-r"], [0], {"held_out": "5"})
     outcome = Outcome(study, tuple(results(cells(study, SOURCES))))
     server.finish(outcome.results[0].cell, 86.0)
-    told = told_in(form, Outcome(study, tuple(results(cells(study, SOURCES)))))
-    assert "Table 2: PASCAL VOC 2007; NOT on the test images" in told
-    assert "NOT the test images: tested on 1 of 5 training images" in told
-    assert "settings held_out=5" in told
+    output = rendered(form, Outcome(study, tuple(results(cells(study, SOURCES)))))
+    assert "Table 2: PASCAL VOC 2007; NOT on the test images" in output
+    assert "NOT the test images: tested on 1 of 5 training images" in output
+    assert "settings held_out=5" in output
     for word in ("diff", "85.1", "as reported by the KRT paper"):
-        assert word not in told
+        assert word not in output
     assert {record["paper"] for record in csv.DictReader(io.StringIO(csv_lines(outcome)))} == {""}
 
 
@@ -809,8 +809,8 @@ def test_held_out_images_are_never_shown_as_a_table_of_the_paper(form, server):
 def test_data_that_are_not_the_benchmark_are_named_next_to_the_paper(form, server):
     study = read_study("table2").narrowed(["voc-b0c4"], ["csc"], [0])
     part = {"voc": replace(SOURCES["voc"], note="not VOC 2007 as published: train: 6 images")}
-    told = told_in(form, Outcome(study, tuple(results(cells(study, part)))))
-    assert "not VOC 2007 as published: train: 6 images; the paper's numbers are of the whole" in told
+    output = rendered(form, Outcome(study, tuple(results(cells(study, part)))))
+    assert "not VOC 2007 as published: train: 6 images; the paper's numbers are of the whole" in output
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -821,10 +821,10 @@ def test_data_of_another_source_are_never_next_to_the_paper(form, server):
     for cell in asked:
         server.finish(cell, 86.0)
     outcome = Outcome(study, tuple(results(asked)))
-    told = told_in(form, outcome)
-    assert f"{note}; the paper's numbers are left out" in told
-    assert "diff " not in told
-    assert "85.1" not in told
+    output = rendered(form, outcome)
+    assert f"{note}; the paper's numbers are left out" in output
+    assert "diff " not in output
+    assert "85.1" not in output
     assert [claim.paper for claim in claims(outcome)] == [None]
     assert {record["paper"] for record in csv.DictReader(io.StringIO(csv_lines(outcome)))} == {""}
 
@@ -832,9 +832,9 @@ def test_data_of_another_source_are_never_next_to_the_paper(form, server):
 def test_rows_that_alone_are_held_out_are_named(written, server):
     rows = [{"label": "A", "method": "csc", "settings": {"held_out": 5}}, {"label": "B", "method": "lwf"}]
     study = written({"title": "T", "scenarios": ["voc-b0c4"], "rows": rows})
-    told = text(Outcome(study, tuple(results(cells(study, SOURCES)))))
-    assert "NOT the test images: tested on 1 of 5 training images (A)" in told
-    assert "settings" not in told
+    output = text(Outcome(study, tuple(results(cells(study, SOURCES)))))
+    assert "NOT the test images: tested on 1 of 5 training images (A)" in output
+    assert "settings" not in output
 
 
 def test_a_study_of_nothing_finished_still_has_its_tables(written, server):
@@ -885,9 +885,9 @@ def test_a_document_keeps_what_stands_around_the_results_of_a_study(two_rows, tm
         assert (before, after) == ("before\n", f"\n{other}")
         assert content.startswith("\n\n### Mine\n")
     path.write_text("no marks")
-    for place in (path, tmp_path / "missing.md"):
+    for document in (path, tmp_path / "missing.md"):
         with pytest.raises(BadData, match="expected a document with the lines"):
-            write_results(place, [outcome])
+            write_results(document, [outcome])
     assert path.read_text() == "no marks"
 
 

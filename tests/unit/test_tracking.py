@@ -89,7 +89,7 @@ def test_a_second_try_of_every_step_adds_nothing(client: Any, tmp_path: Path):
     assert Tracked(client, task.card).count() == before
 
 
-def test_register_tells_the_epochs_that_training_could_not(client: Any, tmp_path: Path):
+def test_register_logs_the_epochs_that_training_could_not(client: Any, tmp_path: Path):
     task = trained(tmp_path, 1)
     tracked = Tracked(client, task.card)
     Tracker(task.card).log_epoch(0, epoch_log(0))
@@ -301,7 +301,7 @@ def refusal(action: Callable[[], object]) -> str:
     return message
 
 
-def test_a_server_that_does_not_answer_is_told_in_one_line_without_secrets(away: str, tmp_path: Path):
+def test_a_server_that_does_not_answer_is_reported_in_one_line_without_secrets(away: str, tmp_path: Path):
     task = trained(tmp_path, 1)
     for action in (
         task.register,
@@ -318,7 +318,7 @@ def test_a_server_that_does_not_answer_is_told_in_one_line_without_secrets(away:
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("said", "message"),
     [
         ("HTTPSConnectionPool(host='x'): too many 503 error responses", "answers only with errors (503)"),
         ("failed with exception: Failed to resolve 'mlflow'", "does not answer (no such host)"),
@@ -332,14 +332,14 @@ def test_a_server_that_does_not_answer_is_told_in_one_line_without_secrets(away:
         ("first\n  second http://anna:hunter2@host/x token-of-anna", "says: first second http://host/x ***"),
     ],
 )
-def test_what_mlflow_says_becomes_what_it_means(said: str, told: str, away: str):
+def test_what_mlflow_says_becomes_what_it_means(said: str, message: str, away: str):
     from mlflow.exceptions import MlflowException
 
     def fail() -> None:
         with calls.translate_errors():
             raise MlflowException(said)
 
-    assert told in refusal(fail)
+    assert message in refusal(fail)
 
 
 def test_a_mistake_of_ours_is_not_blamed_on_the_server(away: str):
@@ -347,7 +347,7 @@ def test_a_mistake_of_ours_is_not_blamed_on_the_server(away: str):
         raise KeyError("ours")
 
 
-def test_a_database_that_cannot_be_opened_is_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_database_that_cannot_be_opened_is_reported_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/file/mlflow.db")
     (tmp_path / "file").write_text("")
     assert f"MLflow at sqlite:///{tmp_path}/file/mlflow.db says: " in refusal(reach)
@@ -475,7 +475,7 @@ def test_one_run_in_the_environment_of_all_tasks_is_used_for_the_first_only(
     assert tracked.steps(tasks[0], "mAP") == [1]
 
 
-def test_a_run_of_another_server_is_told_and_left_alone(
+def test_a_run_of_another_server_is_reported_and_left_alone(
     client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setenv("MLFLOW_RUN_ID", "f" * 32)

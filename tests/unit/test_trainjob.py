@@ -1,4 +1,4 @@
-"""A TrainJob in place of the step's own process: its form, and its life on a cluster that is played here."""
+"""A TrainJob instead of the step's own process: its form, and its life on a cluster that is played here."""
 
 import copy
 import json
@@ -83,8 +83,8 @@ def arguments(tmp_path: Path) -> dict[str, str]:
     inputs = {"split": step / "split.json", "train_view": step / "view.parquet", "prior": step / "registered.json"}
     for name, file in inputs.items():
         file.write_text(name)
-    places = {"out": str(step / "model"), "checkpoints": str(tmp_path / "shared" / "checkpoints"), "features": ""}
-    return {"config": "{}", **{name: str(file) for name, file in inputs.items()}, **places}
+    folders = {"out": str(step / "model"), "checkpoints": str(tmp_path / "shared" / "checkpoints"), "features": ""}
+    return {"config": "{}", **{name: str(file) for name, file in inputs.items()}, **folders}
 
 
 @pytest.fixture
@@ -142,8 +142,8 @@ def test_the_job_is_the_step_on_more_nodes(shared: Path):
     assert trainer["env"] == [{"name": "PYTHONUNBUFFERED", "value": "1"}, *task["env"]]
     spec = template["spec"]
     assert spec["volumes"] == [*task["volumes"], SHARED_MEMORY, {"name": "csc-tmp", "emptyDir": {}}]
-    places = [{"name": "shm", "mountPath": "/dev/shm"}, {"name": "csc-tmp", "mountPath": "/tmp"}]
-    mounts = [*task["volume_mounts"], *places]
+    own_mounts = [{"name": "shm", "mountPath": "/dev/shm"}, {"name": "csc-tmp", "mountPath": "/tmp"}]
+    mounts = [*task["volume_mounts"], *own_mounts]
     assert spec["containers"] == [{"name": "node", "securityContext": {**HARDENED, **HELD}, "volumeMounts": mounts}]
     assert (spec["nodeSelector"], spec["tolerations"]) == (task["node_selector"], task["tolerations"])
     assert (spec["serviceAccountName"], spec["imagePullSecrets"]) == ("pipeline-runner", [{"name": "regcred"}])
@@ -540,7 +540,7 @@ def test_a_refusal_of_the_api_is_one_line_that_says_what_to_do(
 
 
 @pytest.mark.parametrize(
-    ("changes", "place", "text"),
+    ("changes", "checkpoints", "text"),
     [
         ({}, "", "it is not set"),
         ({}, "/elsewhere", "/elsewhere is on none"),
@@ -548,10 +548,10 @@ def test_a_refusal_of_the_api_is_one_line_that_says_what_to_do(
         ({"volumes": [{"name": "shared", "emptyDir": {}}]}, "{shared}", "'shared', which each pod has for itself"),
     ],
 )
-def test_a_place_that_the_nodes_cannot_see_is_refused(
-    api: FakeApi, arguments: dict[str, str], shared: Path, changes: dict[str, Any], place: str, text: str
+def test_checkpoints_that_the_nodes_cannot_see_are_refused(
+    api: FakeApi, arguments: dict[str, str], shared: Path, changes: dict[str, Any], checkpoints: str, text: str
 ):
-    wrong = arguments | {"checkpoints": place.format(shared=shared)}
+    wrong = arguments | {"checkpoints": checkpoints.format(shared=shared)}
     with pytest.raises(BadConfig, match=r"^train\.nodes=2: needs 'checkpoints' on a volume") as caught:
         train_on_nodes(wrong, Train(nodes=2), TASK, KEY, pod(shared, **changes), api.cluster)
     assert text in str(caught.value)

@@ -128,7 +128,7 @@ def assert_only_the_task_shows(dataset: Dataset, truth: Sequence[Truth], task: T
 
 
 def assert_nothing_else_in_the_file(path: Path, dataset: Dataset, task: Task) -> None:
-    """Places, labels as numbers, and facts of the whole data set: nothing more is in the file."""
+    """Positions, labels as numbers, and facts of the whole data set: nothing more is in the file."""
     file = pq.ParquetFile(path)
     assert [(field.name, str(field.type)) for field in file.schema_arrow] == [
         ("image_id", "string"),
@@ -137,10 +137,10 @@ def assert_nothing_else_in_the_file(path: Path, dataset: Dataset, task: Task) ->
         ("labels", "list<element: int16>"),
     ]
     assert set(file.metadata.metadata) == {b"csc", b"ARROW:schema"}
-    told = json.loads(file.metadata.metadata[b"csc"])
-    assert re.fullmatch("[0-9a-f]{64}", told.pop("digest"))
-    assert told.pop("note") in ("", benchmark_note(dataset))
-    assert told == {
+    facts = json.loads(file.metadata.metadata[b"csc"])
+    assert re.fullmatch("[0-9a-f]{64}", facts.pop("digest"))
+    assert facts.pop("note") in ("", benchmark_note(dataset))
+    assert facts == {
         "classes": list(task.seen),
         "images": dataset.images,
         "fingerprint": dataset.fingerprint,
@@ -218,7 +218,7 @@ def test_labels_of_other_tasks_cannot_change_a_training_file(
     task = data.draw(st.sampled_from(tasks_that_fit(classes)))
     others = frozenset(classes) - set(task.new)
     some = st.frozensets(st.sampled_from(sorted(others)), max_size=5) if others else st.just(frozenset())
-    told = [
+    changed = [
         dataclasses.replace(
             image,
             labels=image.labels - others | data.draw(some),
@@ -228,7 +228,7 @@ def test_labels_of_other_tasks_cannot_change_a_training_file(
     ]
     cover = Truth("train-9999", "train", others)  # so that each class is in train, whatever was drawn
     content = []
-    for version in (truth, told):
+    for version in (truth, changed):
         rows = sorted([*version, cover], key=lambda image: (image.split == "test", image.image_id))
         with tempfile.TemporaryDirectory() as name:
             view = train_view(write(Path(name), rows, classes, crowds=crowds), task)
@@ -433,8 +433,8 @@ def test_any_flipped_bit_of_a_view_is_noticed_or_makes_no_difference(tmp_path: P
     view, path = View(table, ("x", "y"), "/data/images", "f"), tmp_path / "view.parquet"
     write_view(view, path)
     whole, noticed = path.read_bytes(), 0
-    for place in range(0, len(whole), 7):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+    for offset in range(0, len(whole), 7):
+        path.write_bytes(whole[:offset] + bytes([whole[offset] ^ 4]) + whole[offset + 1 :])
         try:
             assert read_view(path).table.equals(table)
         except BadData:

@@ -129,7 +129,7 @@ def test_another_data_set_is_not_overwritten(tmp_path: Path) -> None:
     assert contents(first.path) == before
 
 
-def test_the_record_of_the_source_names_files_and_no_place(tmp_path: Path) -> None:
+def test_the_record_of_the_source_names_files_and_no_folder(tmp_path: Path) -> None:
     make_voc(tmp_path / "raw")
     dataset = ingest_voc2007(tmp_path / "raw", tmp_path / "out")
     assert dataset.source["kind"] == "voc2007"

@@ -35,7 +35,7 @@ def failing(given: int, part: Part) -> int:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_the_first_part_in_order_that_fails_is_told(workers: int):
+def test_the_first_part_in_order_that_fails_is_reported(workers: int):
     results = for_each_part(failing, 0, PARTS, workers)
     assert [next(results), next(results)] == [0, 1]
     with pytest.raises(ValueError, match="part 2"):

@@ -109,7 +109,7 @@ def refusal(action: Callable[[], object], kind: type[CscError] = BadData) -> str
 
 
 def shard_rows(dataset: Dataset) -> dict[tuple[int, int], dict[str, Any]]:
-    """Everything in the image shards, by place."""
+    """Everything in the image shards, by position."""
     rows = {}
     for path in sorted(Path(dataset.images).glob("*.arrow")):
         with pa.memory_map(str(path)) as source:
@@ -196,26 +196,26 @@ BAD: dict[str, tuple[Callable[[], Iterable[Listed]], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize(("listing", "words"), BAD.values(), ids=BAD)
-@pytest.mark.parametrize("there", [False, True], ids=["new", "in place of another"])
+@pytest.mark.parametrize("there", [False, True], ids=["new", "existing"])
 def test_bad_listings_are_refused_before_an_image_is_read(
     listing: Callable[[], Iterable[Listed]], words: Sequence[str], there: bool, tmp_path: Path
 ):
     if there:
-        write(tmp_path / "place" / "set")
-    (tmp_path / "place").mkdir(exist_ok=True)
+        write(tmp_path / "folder" / "set")
+    (tmp_path / "folder").mkdir(exist_ok=True)
     before = contents(tmp_path)
-    message = refusal(lambda: write(tmp_path / "place" / "set", listing(), lambda _: pytest.fail("read")))
+    message = refusal(lambda: write(tmp_path / "folder" / "set", listing(), lambda _: pytest.fail("read")))
     for word in words:
         assert word in message
     assert contents(tmp_path) == before
 
 
 @pytest.mark.usefixtures("forked_workers")
-@pytest.mark.parametrize(("workers", "place"), [(1, "set"), (1, "new/folders/set"), (2, "new/folders/set")])
-def test_a_bad_image_in_the_first_shard_leaves_nothing(workers: int, place: str, tmp_path: Path):
+@pytest.mark.parametrize(("workers", "path"), [(1, "set"), (1, "new/folders/set"), (2, "new/folders/set")])
+def test_a_bad_image_in_the_first_shard_leaves_nothing(workers: int, path: str, tmp_path: Path):
     bad = {row.image_id: BadData(f"{row.image_id}: broken image") for row in LONG[1::2]}
     options = WriteOptions(workers=workers, shard_rows=3)
-    assert refusal(lambda: write(tmp_path / place, LONG, Pictures(fails=bad), options=options)) == "01: broken image"
+    assert refusal(lambda: write(tmp_path / path, LONG, Pictures(fails=bad), options=options)) == "01: broken image"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -260,7 +260,7 @@ def test_an_empty_folder_is_filled(tmp_path: Path):
     ],
     ids=["label", "image", "name"],
 )
-def test_another_data_set_in_place_is_kept(change: dict[str, Any], tmp_path: Path):
+def test_another_data_set_that_is_there_is_kept(change: dict[str, Any], tmp_path: Path):
     write(tmp_path / "set")
     before = contents(tmp_path)
     message = refusal(lambda: write(tmp_path / "set", **change))
@@ -269,7 +269,7 @@ def test_another_data_set_in_place_is_kept(change: dict[str, Any], tmp_path: Pat
 
 
 @pytest.mark.parametrize("shard_rows", [1024, 2])
-def test_the_same_data_set_in_place_is_left_alone(shard_rows: int, tmp_path: Path):
+def test_the_same_data_set_that_is_there_is_left_alone(shard_rows: int, tmp_path: Path):
     first = write(tmp_path / "set")
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     assert write(tmp_path / "set", options=WriteOptions(shard_rows=shard_rows)) == first
@@ -322,21 +322,21 @@ def test_a_target_that_cannot_be_written_is_refused_in_one_line(
 
 @pytest.mark.parametrize("per_shard", [1, 2, 3, 5, 6])
 @pytest.mark.parametrize("batch_rows", [1, 2, 256])
-def test_a_full_shard_is_followed_by_another_and_places_are_right(
+def test_a_full_shard_is_followed_by_another_and_positions_are_right(
     per_shard: int, batch_rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(csc.data.ingest.shard_writer, "BATCH_ROWS", batch_rows)
     dataset = write(tmp_path / "set", options=WriteOptions(shard_rows=per_shard))
-    places = [(row["shard"], row["row"]) for row in dataset.labels().to_pylist()]
-    assert places == [divmod(index, per_shard) for index in range(5)]
-    assert {place: row["image_id"] for place, row in shard_rows(dataset).items()} == dict(
-        zip(places, "abcde", strict=True)
+    positions = [(row["shard"], row["row"]) for row in dataset.labels().to_pylist()]
+    assert positions == [divmod(index, per_shard) for index in range(5)]
+    assert {position: row["image_id"] for position, row in shard_rows(dataset).items()} == dict(
+        zip(positions, "abcde", strict=True)
     )
     shards = ImageShards(dataset.images)
-    assert [bytes(shards.jpeg(*place)) for place in places] == [jpeg_of(given) for given in VALID]
+    assert [bytes(shards.jpeg(*position)) for position in positions] == [jpeg_of(given) for given in VALID]
 
 
-def test_the_index_tells_rows_bytes_and_hash_of_each_shard(tmp_path: Path):
+def test_the_index_has_rows_bytes_and_hash_of_each_shard(tmp_path: Path):
     dataset = write(tmp_path / "set", options=WriteOptions(shard_rows=2))
     files = sorted(Path(dataset.images).glob("*.arrow"))
     assert json.loads((Path(dataset.images) / "index.json").read_text()) == [
@@ -432,7 +432,7 @@ def test_a_second_try_makes_only_what_is_missing(workers: int, tmp_path: Path):
     said = io.StringIO()
     again = write(tmp_path / "set", LONG, second, options=WriteOptions(workers, said, 3))
     assert contents(again.path) == contents(whole.path)
-    assert second.read() == [row.image_id for place, row in enumerate(LONG) if f"{place // 3:05d}" not in finished]
+    assert second.read() == [row.image_id for index, row in enumerate(LONG) if f"{index // 3:05d}" not in finished]
     assert f"an earlier attempt has finished {len(finished)} of 4 shards" in said.getvalue()
     assert {path.name for path in tmp_path.iterdir()} == {"whole", "set", "1", "2"}
 
@@ -473,7 +473,7 @@ def fail_after_six(out: Path, **options: Any) -> None:
 
 OTHER_WORK: dict[str, dict[str, Any]] = {
     "state of the source": {"state": state_of("other")},
-    "places": {"listing": [row._replace(file="elsewhere") for row in LONG]},
+    "files": {"listing": [row._replace(file="elsewhere") for row in LONG]},
     "size of a shard": {"options": WriteOptions(shard_rows=2)},
 }
 
@@ -584,7 +584,7 @@ def test_a_full_disk_keeps_what_is_finished(tmp_path: Path, monkeypatch: pytest.
     assert {path.name for path in (tmp_path / "set" / "partial").glob("*.json")} == {"00000.json", "00001.json"}
 
 
-def test_a_lost_worker_is_told_in_one_line_and_what_is_finished_is_kept(
+def test_a_lost_worker_is_reported_in_one_line_and_what_is_finished_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     fail_after_six(tmp_path / "set")
@@ -675,7 +675,7 @@ def test_scaled_sets_are_made_again_with_the_same_bytes_and_told_apart(tmp_path:
     assert "another data set" in refusal(lambda: ingest_voc2007(tmp_path / "raw", tmp_path / "small"))
 
 
-def test_progress_is_told_only_where_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_progress_is_reported_only_where_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     said = io.StringIO()
     write(tmp_path / "quiet")
     write(tmp_path / "set", options=WriteOptions(progress=said))
@@ -805,7 +805,7 @@ OTHERS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("images", OTHERS.values(), ids=OTHERS)
 @pytest.mark.parametrize("bad", [False, True], ids=["good data", "bad data"])
-def test_other_work_that_takes_a_place_in_a_bucket_keeps_it(images: Pictures, bad: bool, bucket: str):
+def test_other_work_that_takes_a_prefix_of_a_bucket_keeps_it(images: Pictures, bad: bool, bucket: str):
     out, options, there = f"{bucket}/set", WriteOptions(shard_rows=3), dict[str, bytes]()
 
     def another() -> None:
@@ -823,7 +823,7 @@ def test_other_work_that_takes_a_place_in_a_bucket_keeps_it(images: Pictures, ba
 
 
 @pytest.mark.slow
-def test_a_place_in_a_bucket_that_is_taken_before_the_card_gets_none(bucket: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_prefix_of_a_bucket_that_is_taken_before_the_card_gets_none(bucket: str, monkeypatch: pytest.MonkeyPatch):
     def taken(path: Path, uri: str) -> None:
         upload(path, uri)
         if uri.endswith("labels.parquet"):
@@ -850,7 +850,7 @@ def test_of_two_who_do_the_same_work_in_a_bucket_both_get_it(bucket: str):
 
 
 @pytest.mark.slow
-def test_a_store_that_fails_midway_is_told_in_one_line_and_the_work_is_taken_up(
+def test_a_store_that_fails_midway_is_reported_in_one_line_and_the_work_is_taken_up(
     bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def broken(path: Path, uri: str) -> None:

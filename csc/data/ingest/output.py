@@ -22,7 +22,7 @@ from typing import TextIO
 
 from csc.data.ingest.images import Images
 from csc.data.ingest.shard_writer import Part, Shard, write_shard
-from csc.data.shards import has_sha256
+from csc.data.shards import has_sha256, shard_name
 from csc.errors import BadData, CscError, resumable_error
 from csc.storage import (
     absolute,
@@ -202,7 +202,7 @@ class Output:
 
 
 def _names(number: int) -> tuple[str, str]:
-    return f"images/{number:05d}.arrow", f"partial/{number:05d}.json"
+    return f"images/{shard_name(number)}", f"partial/{number:05d}.json"
 
 
 @contextlib.contextmanager

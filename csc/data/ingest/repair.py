@@ -7,7 +7,7 @@ from csc.data.dataset import Dataset
 from csc.data.ingest.images import Images
 from csc.data.ingest.shard_writer import Part, write_shard
 from csc.data.ingest.workers import for_each_part
-from csc.data.shards import IndexEntry, damaged_shards, read_index
+from csc.data.shards import IndexEntry, damaged_shards, read_index, shard_name
 from csc.errors import BadData, Unavailable
 from csc.storage import atomic_output, join, writable
 
@@ -19,7 +19,8 @@ def repair(dataset: Dataset, parts: Sequence[Part], images: Images, workers: int
     index = _index(dataset)
     damaged = damaged_shards(dataset.images, index)
     if damaged and [entry.rows for entry in index] != [len(part.rows) for part in parts]:
-        raise beyond_repair(dataset, _file(dataset, damaged[0]))  # it has another number of rows per shard
+        # It has another number of rows per shard.
+        raise beyond_repair(dataset, join(dataset.images, shard_name(damaged[0])))
     work = functools.partial(_write_again, dataset, {number: index[number].sha256 for number in damaged})
     yield from for_each_part(work, images, [parts[number] for number in damaged], workers)
 
@@ -34,10 +35,6 @@ def beyond_repair(dataset: Dataset, file: str) -> BadData:
     return BadData(f"{file}: missing or damaged; remove {dataset.uri} and ingest again")
 
 
-def _file(dataset: Dataset, number: int) -> str:
-    return join(dataset.images, f"{number:05d}.arrow")
-
-
 def _index(dataset: Dataset) -> list[IndexEntry]:
     try:
         return read_index(dataset.images, "")
@@ -48,7 +45,7 @@ def _index(dataset: Dataset) -> list[IndexEntry]:
 
 
 def _write_again(dataset: Dataset, expected: dict[int, str], images: Images, part: Part) -> str:
-    file = _file(dataset, part.number)
+    file = join(dataset.images, shard_name(part.number))
     with writable(file), atomic_output(file) as path:
         if write_shard(path, part.rows, images).sha256 != expected[part.number]:  # other versions of Arrow, Pillow
             raise beyond_repair(dataset, file)

@@ -1,4 +1,4 @@
-"""Recordings of a real Kubeflow Pipelines 2.17, as files beside this one."""
+"""Recordings of a real Kubeflow Pipelines 2.17, as files next to this one."""
 
 import json
 from pathlib import Path

@@ -1,8 +1,8 @@
 """Ranks of a launch that are forks of this process, and what single ranks do.
 
 To start Python and import torch and timm takes six seconds of processor time for each rank; a fork has them. All else
-of a launch is torchrun's: its agent, where ranks meet, how their ends are told. `test_distributed.py` also has launches
-of real commands.
+of a launch is torchrun's: its agent, where ranks meet, how their ends are reported. `test_distributed.py` also has
+launches of real commands.
 """
 
 import contextlib

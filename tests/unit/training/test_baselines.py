@@ -211,7 +211,7 @@ def test_the_loop_feeds_exemplars_to_the_method(
     trainer.method.loss = lambda step: (seen.append(step), loss(step))[1]
     log = trainer.run()
     assert all(math.isfinite(value) for value in log[0].values())
-    places = {tuple(row) for row in memory.labels.tolist()}
+    remembered = {tuple(row) for row in memory.labels.tolist()}
     if name == "er":
         assert sum(len(step.logits) for step in seen) == len(views[2]) + len(memory)
         of_memory = [row for step in seen for row in step.known.tolist() if any(row[:OLD])]
@@ -219,7 +219,7 @@ def test_the_loop_feeds_exemplars_to_the_method(
     else:
         assert {len(step.replays) for step in seen} == {trainer.method.draws}
         for drawn in seen[0].replays:
-            assert {tuple(row) for row in drawn.targets.bool().tolist()} <= places
+            assert {tuple(row) for row in drawn.targets.bool().tolist()} <= remembered
             assert drawn.known[:, :OLD].all()
             assert (drawn.stored[:, :NEW].all() and not drawn.stored[:, NEW:].any()) == (name == "derpp")
     assert ("replay" in log[0]) == (name != "er")

@@ -164,7 +164,7 @@ def test_losses_and_weights_are_those_of_one_process(alone: dict[str, Any], seve
 
 
 @pytest.mark.slow
-def test_every_image_is_scored_once_and_in_its_place(alone: dict[str, Any], several: dict[str, Any]):
+def test_every_image_is_scored_once_and_in_order(alone: dict[str, Any], several: dict[str, Any]):
     for rows, scores in alone["scored"].items():
         assert len(scores) == int(rows)
         torch.testing.assert_close(torch.tensor(several["scored"][rows]), torch.tensor(scores), atol=1e-6, rtol=1e-6)
@@ -377,7 +377,7 @@ def test_an_error_of_one_process_is_the_error_of_all(capfd: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize(("how", "end"), [("exit", "with exit code 7"), ("killed", "by SIGKILL")])
-def test_a_crash_of_one_process_is_told_by_its_number(how: str, end: str):
+def test_a_crash_of_one_process_is_reported_by_its_number(how: str, end: str):
     with forked_ranks(), pytest.raises(RuntimeError, match=f"^dies_in_one: process 2 of 2 ended {end}"):
         run(dies_in_one, {"how": how}, 2)
 
@@ -419,9 +419,9 @@ def launcher(tmp_path: Path, how: signal.Signals) -> Iterator[Forked]:
     ranks = "started" if how == signal.SIGKILL else "forked"
     (tmp_path / "temp").mkdir()
     (tmp_path / "launcher.py").write_text(LAUNCHER)
-    place = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "TMPDIR": str(tmp_path / "temp")}
+    variables = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "TMPDIR": str(tmp_path / "temp")}
     words = [sys.executable, str(tmp_path / "launcher.py"), ranks]
-    process = Forked(words, {**os.environ, **place}, str(tmp_path / "errors"))
+    process = Forked(words, {**os.environ, **variables}, str(tmp_path / "errors"))
     with process.stdout:
         numbers = [int(process.stdout.readline()) for _ in range(2)]
         yield process

@@ -23,7 +23,7 @@ from tests.unit.training.bench import TINY
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("every method")]
 SCENARIO, TASKS = "digits-b0c5", 2
 MEASURED = {"loss", "images_per_second", "waiting"}
-TERMS = {  # what the loss of a second task consists of, beside the classification loss and max-entropy
+TERMS = {  # what the loss of a second task consists of, besides the classification loss and max-entropy
     "agcn": {"kd", "relations"},
     "agcn-r": {"kd", "relations"},
     "csc": {"kd"},
@@ -65,16 +65,18 @@ def config_of(method: str, *more: str) -> str:
 
 def run_task(origin: str, config: str, task: int, folder: Path, prior: Path | None) -> Path:
     """The five steps of a task; returns the folder with everything they wrote."""
-    place = folder / f"task-{task}"
-    place.mkdir(parents=True)
-    of = {name: str(place / name) for name in ("split", "train", "test", "model", "scores", "metrics", "registered")}
+    task_folder = folder / f"task-{task}"
+    task_folder.mkdir(parents=True)
+    of = {
+        name: str(task_folder / name) for name in ("split", "train", "test", "model", "scores", "metrics", "registered")
+    }
     before = str(prior / "registered") if prior else ""
     split_labels(origin, SCENARIO, task, TASKS, of["split"])
     build_dataset(origin, of["split"], config, of["train"], of["test"])
     train(config, of["split"], of["train"], of["model"], before)
     evaluate(of["model"], of["test"], of["scores"], of["metrics"], before)
     register(of["model"], of["metrics"], of["test"], of["registered"], before)
-    return place
+    return task_folder
 
 
 @pytest.mark.parametrize("method", sorted(methods()))
@@ -110,11 +112,11 @@ def test_the_second_task_is_repeatable_from_the_registered_model(origin: str, tm
     first = run_task(origin, config, 1, tmp_path / "one", None)
     one = run_task(origin, config, 2, tmp_path / "one", first)
     two = run_task(origin, config, 2, tmp_path / "two", first)
-    weights, again = (load_network(place / "model")[0].state_dict() for place in (one, two))
+    weights, again = (load_network(folder / "model")[0].state_dict() for folder in (one, two))
     assert all(torch.equal(weights[name], again[name]) for name in weights)
-    kept, kept_again = (load_tensors(place / "model" / METHOD_STATE) for place in (one, two))
+    kept, kept_again = (load_tensors(folder / "model" / METHOD_STATE) for folder in (one, two))
     assert kept.keys() == kept_again.keys()
     assert all(torch.equal(kept[name], kept_again[name]) for name in kept)
     if method in ("derpp", "krt-r"):
-        bytes_of = [(place / "model" / MEMORY).read_bytes() for place in (one, two)]
+        bytes_of = [(folder / "model" / MEMORY).read_bytes() for folder in (one, two)]
         assert bytes_of[0] == bytes_of[1]

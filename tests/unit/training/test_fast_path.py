@@ -104,7 +104,7 @@ def plain_images(view: View, size: int) -> Tensor:
 
 
 def plain_logits(network: Network, images: Tensor) -> Tensor:
-    """CI-GCN as the paper and the released network write it, place by place and node by node."""
+    """CI-GCN as the paper and the released network write it, position by position and node by node."""
     head, maps = network.head, network.backbone(images)
     F = maps.flatten(2).transpose(1, 2)
     S = F @ head.class_maps.weight.T

@@ -55,7 +55,7 @@ HALF: dict[str, float] = {"rtol": 1e-3, "atol": 1e-5}  # what rounding to float1
 
 
 @pytest.fixture
-def place(dataset: Dataset, tmp_path: Path) -> str:
+def data(dataset: Dataset, tmp_path: Path) -> str:
     """A data set of this test alone: the same images, no maps yet."""
     return copied(dataset, tmp_path / "set")
 
@@ -75,12 +75,12 @@ def copied(dataset: Dataset, copy: Path) -> str:
     return str(copy)
 
 
-def origin(place: str) -> str:
-    return Origin(place, Dataset.open(place).fingerprint, code_version()).to_json()
+def origin(data: str) -> str:
+    return Origin(data, Dataset.open(data).fingerprint, code_version()).to_json()
 
 
-def embedded(place: str, *items: str) -> str:
-    return embed(origin(place), SCENARIO, settings(*FROZEN, *items).to_json())
+def embedded(data: str, *items: str) -> str:
+    return embed(origin(data), SCENARIO, settings(*FROZEN, *items).to_json())
 
 
 def refusal(action: Callable[[], object]) -> str:
@@ -90,8 +90,8 @@ def refusal(action: Callable[[], object]) -> str:
     return str(error.value)
 
 
-def test_maps_are_what_the_backbone_sees(place: str, views: dict[int, View]):
-    features = embedded(place)
+def test_maps_are_what_the_backbone_sees(data: str, views: dict[int, View]):
+    features = embedded(data)
     card = read_features(features)
     config = settings(*FROZEN)
     torch.manual_seed(config.seed * 1_000 + 1)
@@ -119,14 +119,14 @@ def weights_file(path: Path, seed: int = 0, classes: int = 0) -> Path:
     return path
 
 
-def test_the_network_that_embeds_is_folded_and_the_weights_beside_the_maps_are_not(
-    place: str, tmp_path: Path, views: dict[int, View], monkeypatch: pytest.MonkeyPatch
+def test_the_network_that_embeds_is_folded_and_the_weights_next_to_the_maps_are_not(
+    data: str, tmp_path: Path, views: dict[int, View], monkeypatch: pytest.MonkeyPatch
 ):
     made = list[Any]()
     run = step._Embedding.run
     monkeypatch.setattr(step._Embedding, "run", lambda self, count: (made.append(self), run(self, count))[1])
     init = weights_file(tmp_path / "weights.safetensors")
-    features = embedded(place, f"init={init}", "train.channels_last=auto")
+    features = embedded(data, f"init={init}", "train.channels_last=auto")
     assert not any(isinstance(part, nn.BatchNorm2d) for part in made[0].network.modules())
     kept, given = load_file(backbone_weights(features)), load_file(init)
     backbone = build_backbone(settings().backbone)
@@ -142,8 +142,8 @@ def test_the_network_that_embeds_is_folded_and_the_weights_beside_the_maps_are_n
     torch.testing.assert_close(found.float(), expected, **HALF)
 
 
-def test_nothing_beside_the_maps_tells_a_label(place: str):
-    features = Path(embedded(place))
+def test_nothing_next_to_the_maps_reveals_a_label(data: str):
+    features = Path(embedded(data))
     files = {str(path.relative_to(features)) for path in features.rglob("*") if path.is_file()}
     assert files == {CARD, WEIGHTS, "view-00/00000.arrow", "view-00/index.json"}
     with pa.memory_map(str(features / "view-00" / "00000.arrow")) as source:
@@ -153,15 +153,15 @@ def test_nothing_beside_the_maps_tells_a_label(place: str):
     }  # fmt: skip
 
 
-def test_augmented_views_are_maps_of_augmented_images(place: str, views: dict[int, View]):
-    features = embedded(place, "input.augment=true", "features.views=2")
+def test_augmented_views_are_maps_of_augmented_images(data: str, views: dict[int, View]):
+    features = embedded(data, "input.augment=true", "features.views=2")
     card = read_features(features)
     assert card.views == 2
     config = settings()
     torch.manual_seed(config.seed * 1_000 + 1)
     network = Network(build_backbone(config.backbone), torch.nn.Identity(), card.mean, card.std).eval()
     shard, row = (views[1].table[name][3].as_py() for name in ("shard", "row"))
-    whole = unlabelled(Dataset.open(place), Dataset.open(place).labels().drop_columns("labels"))
+    whole = unlabelled(Dataset.open(data), Dataset.open(data).labels().drop_columns("labels"))
     batch = next(
         image_batches(whole, [(2, [[Draw([row])]])], seed=shard, size=config.input.size, augment=True, workers=0)
     )
@@ -172,7 +172,7 @@ def test_augmented_views_are_maps_of_augmented_images(place: str, views: dict[in
 
 
 @pytest.mark.slow
-def test_one_loader_makes_a_view_and_the_place_of_an_image_decides_its_augmentation(
+def test_one_loader_makes_a_view_and_the_position_of_an_image_decides_its_augmentation(
     sharded: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     loaders = list[Any]()
@@ -196,8 +196,8 @@ def test_one_loader_makes_a_view_and_the_place_of_an_image_decides_its_augmentat
         torch.testing.assert_close(torch.from_numpy(found).float(), expected, **HALF)
 
 
-def test_training_draws_from_the_augmented_views_and_changes_them_by_epoch(place: str, views: dict[int, View]):
-    features = embedded(place, "input.augment=true", "features.views=3")
+def test_training_draws_from_the_augmented_views_and_changes_them_by_epoch(data: str, views: dict[int, View]):
+    features = embedded(data, "input.augment=true", "features.views=3")
     plan = [(epoch, [[Draw(range(ROWS))]]) for epoch in range(2)]
     first, second = (batch.images for batch in map_batches(views[1], features, plan, 7, views=3))
     plain = next(map_batches(views[1], features, plan, 7, views=0)).images
@@ -205,30 +205,30 @@ def test_training_draws_from_the_augmented_views_and_changes_them_by_epoch(place
     assert torch.equal(first, again)
     only = next(map_batches(views[1], features, plan, 7, views=1)).images
     card, columns = read_features(features), [views[1].table[name].to_pylist() for name in ("shard", "row")]
-    of_first_view = [FeatureShards(features, 1, card.shape).map(*place) for place in zip(*columns, strict=True)]
+    of_first_view = [FeatureShards(features, 1, card.shape).map(*position) for position in zip(*columns, strict=True)]
     assert np.array_equal(only.permute(0, 2, 3, 1).numpy(), np.stack(of_first_view[:ROWS]))  # there are three
     assert not torch.equal(first, second)
     assert not any(torch.equal(one, other) for one, other in zip(first, plain, strict=True))
 
 
-def test_finished_maps_are_not_made_again(place: str, monkeypatch: pytest.MonkeyPatch):
-    features = embedded(place)
+def test_finished_maps_are_not_made_again(data: str, monkeypatch: pytest.MonkeyPatch):
+    features = embedded(data)
     monkeypatch.setattr(step, "_Embedding", None)  # nothing may be computed
-    assert embedded(place) == features
-    assert embedded(place, "train.epochs=3", "method=lwf", "loss.alpha=0.5") == features
+    assert embedded(data) == features
+    assert embedded(data, "train.epochs=3", "method=lwf", "loss.alpha=0.5") == features
 
 
-def test_more_views_keep_those_that_are_there(place: str):
-    features = embedded(place, "input.augment=true")
+def test_more_views_keep_those_that_are_there(data: str):
+    features = embedded(data, "input.augment=true")
     plain = Path(view_uri(features, 0), "00000.arrow")
     before = plain.stat()
-    assert embedded(place, "input.augment=true", "features.views=2") == features
+    assert embedded(data, "input.augment=true", "features.views=2") == features
     assert plain.stat().st_mtime_ns == before.st_mtime_ns
     assert read_features(features).views == 2
 
 
-def test_an_embedding_that_was_cut_off_goes_on(place: str, monkeypatch: pytest.MonkeyPatch):
-    whole = embedded(place, "input.augment=true", "features.views=2")
+def test_an_embedding_that_was_cut_off_goes_on(data: str, monkeypatch: pytest.MonkeyPatch):
+    whole = embedded(data, "input.augment=true", "features.views=2")
     files = {path.name: path.read_bytes() for path in Path(view_uri(whole, 2)).iterdir()}
     for path in (Path(whole, CARD), *Path(view_uri(whole, 2)).iterdir()):
         path.unlink()
@@ -237,7 +237,7 @@ def test_an_embedding_that_was_cut_off_goes_on(place: str, monkeypatch: pytest.M
     monkeypatch.setattr(
         step._Embedding, "_make", lambda self, view, *rest: (made.append(view), make(self, view, *rest))[1]
     )
-    assert embedded(place, "input.augment=true", "features.views=2") == whole
+    assert embedded(data, "input.augment=true", "features.views=2") == whole
     assert made == [2]
     assert {path.name: path.read_bytes() for path in Path(view_uri(whole, 2)).iterdir()} == files
 
@@ -251,7 +251,7 @@ def test_a_killed_embedding_goes_on_with_the_shards_that_are_missing(
 ):
     items = ("input.augment=true", "features.views=1")
     whole = embedded(copied(sharded, tmp_path / "whole"), *items)
-    place, made = copied(sharded, tmp_path / "set"), list[str]()
+    data, made = copied(sharded, tmp_path / "set"), list[str]()
 
     def killed(batches: Iterable[Maps], shape: tuple[int, int, int], path: Path) -> int:
         if len(made) == 5:
@@ -261,9 +261,9 @@ def test_a_killed_embedding_goes_on_with_the_shards_that_are_missing(
 
     monkeypatch.setattr(step, "write_maps", killed)
     with pytest.raises(Killed):
-        embedded(place, *items)
+        embedded(data, *items)
     made[:] = ["first two of the second view"]
-    assert contents(Path(embedded(place, *items))) == contents(Path(whole))
+    assert contents(Path(embedded(data, *items))) == contents(Path(whole))
     assert len(made) == 3
 
 
@@ -277,8 +277,8 @@ def flip(file: Path) -> None:
 def test_damaged_shards_are_made_again_and_no_others(
     damage: Callable[[Path], None], sharded: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    place, items = copied(sharded, tmp_path / "set"), ("input.augment=true", "features.views=1")
-    features = Path(embedded(place, *items))
+    data, items = copied(sharded, tmp_path / "set"), ("input.augment=true", "features.views=1")
+    features = Path(embedded(data, *items))
     whole, made = contents(features), list[str]()
 
     def noted(batches: Iterable[Maps], shape: tuple[int, int, int], path: Path) -> int:
@@ -288,33 +288,33 @@ def test_damaged_shards_are_made_again_and_no_others(
     monkeypatch.setattr(step, "write_maps", noted)
     for file in ("view-00/00001.arrow", "view-00/00003.arrow", "view-01/00000.arrow"):
         damage(features / file)
-    assert embedded(place, *items) == str(features)
+    assert embedded(data, *items) == str(features)
     assert contents(features) == whole
     assert made == ["00001", "00003", "00000"]
 
 
 def test_what_a_killed_embedding_left_is_removed_when_the_maps_are_complete(sharded: Dataset, tmp_path: Path):
-    place = copied(sharded, tmp_path / "set")
+    data = copied(sharded, tmp_path / "set")
     left = Path(embedded(copied(sharded, tmp_path / "name"))).name
-    hidden = Path(place, "features", left, "view-00", ".00001.arrow.x1")
+    hidden = Path(data, "features", left, "view-00", ".00001.arrow.x1")
     hidden.parent.mkdir(parents=True)
     hidden.touch()
-    embedded(place)
+    embedded(data)
     assert not hidden.exists()
 
 
-@pytest.mark.parametrize("moment", ["computes a shard", "puts a shard in its place"])
+@pytest.mark.parametrize("moment", ["computes a shard", "notes a finished shard"])
 def test_of_two_embeddings_at_once_the_slower_spoils_nothing(
     moment: str, sharded: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    place = copied(sharded, tmp_path / "set")
+    data = copied(sharded, tmp_path / "set")
     note, begun, whole = step._Embedding._note, list[int](), dict[str, Any]()
 
     def overtaken() -> None:
         begun.append(len(begun))
         if len(begun) == 2:
             monkeypatch.undo()
-            found = contents(Path(embedded(place, "input.augment=true", "features.views=2")))
+            found = contents(Path(embedded(data, "input.augment=true", "features.views=2")))
             whole.update({name: content for name, content in found.items() if "/." not in name})
 
     def computed_apart(batches: Iterable[Maps], shape: tuple[int, int, int], path: Path) -> int:
@@ -329,7 +329,7 @@ def test_of_two_embeddings_at_once_the_slower_spoils_nothing(
         monkeypatch.setattr(step, "write_maps", computed_apart)
     else:
         monkeypatch.setattr(step._Embedding, "_note", noted_late)
-    features = Path(embedded(place))
+    features = Path(embedded(data))
     assert len(begun) == 2
     assert contents(features) == whole
     assert read_features(str(features)).views == 2
@@ -341,13 +341,13 @@ def test_of_two_embeddings_at_once_the_slower_spoils_nothing(
 
 
 def test_a_card_is_not_believed_if_an_index_lacks_shards(sharded: Dataset, tmp_path: Path):
-    place = copied(sharded, tmp_path / "set")
-    features = Path(embedded(place, "input.augment=true", "features.views=1"))
+    data = copied(sharded, tmp_path / "set")
+    features = Path(embedded(data, "input.augment=true", "features.views=1"))
     whole = contents(features)
     for view in ("view-00", "view-01"):
         index = features / view / "index.json"
         index.write_text(json.dumps(json.loads(index.read_text())[:-1]))
-        embedded(place, "input.augment=true", "features.views=1")
+        embedded(data, "input.augment=true", "features.views=1")
         assert contents(features) == whole
 
 
@@ -358,25 +358,25 @@ def test_what_decides_a_map_is_in_the_key(dataset: Dataset, item: str):
     assert features_key(settings(*FROZEN), "other data") not in names
 
 
-def test_maps_of_other_weights_from_the_hub_lie_elsewhere(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_maps_of_other_weights_from_the_hub_lie_elsewhere(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     first, second = (weights_file(tmp_path / f"{seed}.safetensors", seed) for seed in range(2))
     behind_the_name = [first]
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_: str(behind_the_name[-1]))
-    features = embedded(place, "init=hub")
-    assert embedded(place, "init=hub") == features
-    assert embedded(place, f"init={first}") == features  # the same weights
+    features = embedded(data, "init=hub")
+    assert embedded(data, "init=hub") == features
+    assert embedded(data, f"init={first}") == features  # the same weights
     behind_the_name.append(second)
-    assert embedded(place, "init=hub") != features
+    assert embedded(data, "init=hub") != features
 
 
 def test_finished_maps_of_weights_that_leak_are_refused_unless_allowed(
-    place: str, tmp_path: Path, tasks: tuple[Task, ...]
+    data: str, tmp_path: Path, tasks: tuple[Task, ...]
 ):
     init = f"init={weights_file(tmp_path / 'innocent.safetensors', classes=80)}"
-    features = embedded(place, init, "allow_leaky_init=true")
-    assert embedded(place, init, "allow_leaky_init=true") == features
+    features = embedded(data, init, "allow_leaky_init=true")
+    assert embedded(data, init, "allow_leaky_init=true") == features
     with pytest.raises(BadModel, match="allow_leaky_init=true") as error:
-        embedded(place, init)
+        embedded(data, init)
     assert one_line(error)
     for allowed in (True, False):
         config = settings(*FROZEN, init, f"allow_leaky_init={allowed}")
@@ -384,10 +384,10 @@ def test_finished_maps_of_weights_that_leak_are_refused_unless_allowed(
             start_on_maps(config, card_of(config, tasks[0]), features)
 
 
-def test_training_on_maps_is_training_with_a_frozen_backbone(place: str, bench: Bench):
+def test_training_on_maps_is_training_with_a_frozen_backbone(data: str, bench: Bench):
     """Equal up to the half precision of the maps."""
     config = settings(*FROZEN)
-    features = embedded(place)
+    features = embedded(data)
     card = read_features(features)
 
     def losses(images: bool) -> list[float]:
@@ -430,9 +430,9 @@ def test_settings_that_no_cache_can_serve_are_refused(items: tuple[str, ...], pa
     assert one_line(error)
 
 
-def test_a_step_refuses_to_embed_without_being_asked_to(place: str):
+def test_a_step_refuses_to_embed_without_being_asked_to(data: str):
     with pytest.raises(BadConfig, match=r"features\.views"):
-        embed(origin(place), SCENARIO, settings().to_json())
+        embed(origin(data), SCENARIO, settings().to_json())
 
 
 def test_maps_that_are_not_there_are_named(tmp_path: Path, views: dict[int, View]):
@@ -459,18 +459,18 @@ def test_maps_that_are_not_there_are_named(tmp_path: Path, views: dict[int, View
         {"initialisation": None},
     ],
 )
-def test_a_card_with_values_of_another_kind_is_refused(place: str, wrong: dict[str, Any]):
-    card = Path(embedded(place), CARD)
+def test_a_card_with_values_of_another_kind_is_refused(data: str, wrong: dict[str, Any]):
+    card = Path(embedded(data), CARD)
     card.write_text(json.dumps(json.loads(card.read_text()) | wrong))
-    for read in (lambda: read_features(str(card.parent)), lambda: embedded(place)):
+    for read in (lambda: read_features(str(card.parent)), lambda: embedded(data)):
         assert refusal(read).startswith(f"{card}: ")
 
 
 @pytest.mark.parametrize("content", ["{}", "[1]", "[{}]", '[{"rows": "x"}]', "5"])
-def test_an_index_of_another_form_is_refused(place: str, content: str):
-    index = Path(view_uri(embedded(place), 0), "index.json")
+def test_an_index_of_another_form_is_refused(data: str, content: str):
+    index = Path(view_uri(embedded(data), 0), "index.json")
     index.write_text(content)
-    assert refusal(lambda: embedded(place)).startswith(f"{index}: ")
+    assert refusal(lambda: embedded(data)).startswith(f"{index}: ")
 
 
 def cut(file: Path) -> None:
@@ -479,14 +479,14 @@ def cut(file: Path) -> None:
 
 @pytest.mark.parametrize("damage", [cut, flip, Path.unlink])
 def test_damaged_weights_are_refused_by_training_and_made_again_by_embedding(
-    place: str, tasks: tuple[Task, ...], damage: Callable[[Path], None]
+    data: str, tasks: tuple[Task, ...], damage: Callable[[Path], None]
 ):
-    features, config = embedded(place), settings(*FROZEN)
+    features, config = embedded(data), settings(*FROZEN)
     whole = contents(Path(features))
     damage(Path(features, WEIGHTS))
     message = refusal(lambda: start_on_maps(config, card_of(config, tasks[0]), features))
     assert message.startswith(f"{features}/{WEIGHTS}: ")
-    assert embedded(place) == features
+    assert embedded(data) == features
     assert contents(Path(features)) == whole
 
 
@@ -519,12 +519,12 @@ def small_disk(room: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_maps_that_do_not_fit_on_the_disk_are_one_line_and_leave_nothing(place: str):
+def test_maps_that_do_not_fit_on_the_disk_are_one_line_and_leave_nothing(data: str):
     with pytest.raises(BadData, match=r"cannot write .*File too large") as error, small_disk(8192):
-        embedded(place)
+        embedded(data)
     assert one_line(error)
-    assert contents(Path(place, "features")) == {}
-    assert read_features(embedded(place)).views == 0
+    assert contents(Path(data, "features")) == {}
+    assert read_features(embedded(data)).views == 0
 
 
 def test_scores_that_do_not_fit_on_the_disk_are_one_line_and_leave_nothing(tmp_path: Path, views: dict[int, View]):

@@ -31,8 +31,8 @@ def spoil(trainer: Trainer, update: int, what: str, factor: float) -> None:
 @pytest.mark.parametrize("clip", ["0", "1"])
 @pytest.mark.parametrize(("what", "factor"), [("loss", NAN), ("loss", INF), ("gradient", NAN), ("gradient", INF)])
 def test_it_is_one_line_with_the_images_of_the_update_in_a_file(bench: Bench, what: str, factor: float, clip: str):
-    told: list[int] = []
-    trainer = bench.trainer(settings(*CONFIG, f"train.clip={clip}"), on_epoch=lambda epoch, log: told.append(epoch))
+    reported: list[int] = []
+    trainer = bench.trainer(settings(*CONFIG, f"train.clip={clip}"), on_epoch=lambda epoch, log: reported.append(epoch))
     spoil(trainer, 7, what, factor)  # the third update of the second epoch
     with pytest.raises(NotFinite) as refusal:
         trainer.run()
@@ -44,7 +44,7 @@ def test_it_is_one_line_with_the_images_of_the_update_in_a_file(bench: Bench, wh
     )
     rows = trainer.examples.order(1)[2][0].rows
     assert listed.read_text().splitlines() == bench.views[1].table["image_id"].take(rows).to_pylist()
-    assert told == [0]
+    assert reported == [0]
     assert len(bench.trainer(settings(*CONFIG, f"train.clip={clip}")).keeper.restore().log) == 1  # still the last good
 
 
@@ -56,7 +56,7 @@ def test_half_precision_that_overflows_is_the_business_of_its_scaler(bench: Benc
     assert trainer.precision.scaler.get_scale() < before
 
 
-def test_the_first_of_several_bad_updates_is_the_one_that_is_told():
+def test_the_first_of_several_bad_updates_is_the_one_that_is_reported():
     watch = FiniteWatch(torch.device("cpu"), skipped=10)
     for loss, norm in ((1.0, 1.0), (1.0, NAN), (NAN, NAN), (1.0, 1.0)):
         watch.look(torch.tensor(loss), torch.tensor(norm), rate=0.1 * len(watch.rates))

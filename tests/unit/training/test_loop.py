@@ -46,10 +46,10 @@ def test_a_method_trains_both_tasks_and_logs_its_terms(bench: Bench, method: str
 
 
 def test_training_logs_each_epoch_once_and_learns(bench: Bench):
-    told: list[tuple[int, EpochLog]] = []
+    reported: list[tuple[int, EpochLog]] = []
     config = settings("train.epochs=4", "train.lr_base=0.01", "train.schedule=constant")
-    log = bench.trainer(config, on_epoch=lambda epoch, entry: told.append((epoch, entry))).run()
-    assert told == list(enumerate(log))
+    log = bench.trainer(config, on_epoch=lambda epoch, entry: reported.append((epoch, entry))).run()
+    assert reported == list(enumerate(log))
     assert len(log) == 4
     assert log[-1]["ce"] < log[0]["ce"]
 

@@ -1,9 +1,9 @@
 """A training step never makes the host wait for the GPU: it runs no operation whose answer the host must read.
 
 There is no GPU here, so a spy looks at every operation of a step on the CPU, forward and backward, and knows by name
-those that wait on a GPU. What it cannot see: copies from the GPU to the host (`.cpu()`, `.tolist()`), as both are one
-place here; the scaler of float16 gradients, which reads at every step whether they are finite and is off on the CPU;
-and torch's SyncBatchNorm on several GPUs (docs/cluster.md).
+those that wait on a GPU. What it cannot see: copies from the GPU to the host (`.cpu()`, `.tolist()`), as both are the
+same memory here; the scaler of float16 gradients, which reads at every step whether they are finite and is off on the
+CPU; and torch's SyncBatchNorm on several GPUs (docs/cluster.md).
 """
 
 from collections.abc import Callable

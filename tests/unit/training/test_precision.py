@@ -134,16 +134,16 @@ def test_a_checkpoint_of_a_machine_that_scales_nothing_is_taken_up_where_scaling
 
 def test_a_checkpoint_of_another_origin_is_not_taken_up(bench: Bench):
     config = settings("train.epochs=1")
-    told: list[int] = []
+    reported: list[int] = []
 
     def train(origin: str) -> None:
-        bench.trainer(config, origin=origin, on_epoch=lambda epoch, log: told.append(epoch)).run()
+        bench.trainer(config, origin=origin, on_epoch=lambda epoch, log: reported.append(epoch)).run()
 
     train("weights")
     train("weights")
-    assert told == [0]
+    assert reported == [0]
     train("other weights")
-    assert told == [0, 0]
+    assert reported == [0, 0]
 
 
 def test_what_a_step_needs_moves_to_the_device_together():

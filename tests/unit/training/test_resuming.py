@@ -71,11 +71,11 @@ def test_a_run_killed_between_epochs_ends_as_if_nothing_had_happened(bench: Benc
     expected = undisturbed.run()
     with pytest.raises(Killed):
         bench.second(config, on_epoch=die_after(0)).run()
-    told: list[int] = []
-    resumed = bench.second(config, seed=99, on_epoch=lambda epoch, log: told.append(epoch))
+    reported: list[int] = []
+    resumed = bench.second(config, seed=99, on_epoch=lambda epoch, log: reported.append(epoch))
     torch.manual_seed(99)  # neither these weights nor this random state may matter any more
     log = resumed.run()
-    assert told == [1, 2]
+    assert reported == [1, 2]
     assert without_speed(log) == without_speed(expected)
     assert changed(state_of(undisturbed.network), resumed.network) == set()
 
@@ -108,9 +108,9 @@ def test_a_finished_task_is_not_trained_again(bench: Bench):
 @pytest.mark.parametrize("change", ["seed=7", "loss.alpha=0.9", "train.lr_base=0.5", "cigcn.width=6"])
 def test_a_checkpoint_of_other_settings_is_not_taken_up(bench: Bench, change: str):
     bench.trainer(settings("train.epochs=1")).run()
-    told: list[int] = []
-    bench.trainer(settings("train.epochs=1", change), on_epoch=lambda epoch, log: told.append(epoch)).run()
-    assert told == [0]
+    reported: list[int] = []
+    bench.trainer(settings("train.epochs=1", change), on_epoch=lambda epoch, log: reported.append(epoch)).run()
+    assert reported == [0]
 
 
 DAMAGES = {
@@ -133,11 +133,11 @@ def test_a_damaged_checkpoint_is_reported_and_the_task_starts_again(
     with pytest.raises(Killed):
         bench.trainer(config, on_epoch=die_after(0)).run()
     DAMAGES[damage](bench.checkpoint)
-    told: list[int] = []
-    again = bench.trainer(config, on_epoch=lambda epoch, log: told.append(epoch))
+    reported: list[int] = []
+    again = bench.trainer(config, on_epoch=lambda epoch, log: reported.append(epoch))
     capsys.readouterr()
     again.run()
-    assert told == [0, 1]
+    assert reported == [0, 1]
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "damaged" in line]
     assert line.startswith(f"task starts again: {bench.checkpoint}: damaged checkpoint (")
     assert changed(state_of(undisturbed.network), again.network) == set()
@@ -210,7 +210,7 @@ def test_a_run_that_is_asked_to_stop_within_an_epoch_ends_as_if_nothing_had_happ
     assert signal.getsignal(signal.SIGTERM) is handler
 
 
-def test_a_checkpoint_is_safetensors_without_a_pickle_and_leaves_nothing_beside_it(bench: Bench):
+def test_a_checkpoint_is_safetensors_without_a_pickle_and_leaves_nothing_next_to_it(bench: Bench):
     trainer = bench.trainer(settings(LINEAR, "train.epochs=1"))
     log = trainer.run()
     start = bench.checkpoint.read_bytes()[:8]
@@ -231,9 +231,11 @@ def learnt(dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     origin = ingest(SCENARIO, str(dataset.path)).to_json()
 
     def step(task: int, prior: str = "") -> Path:
-        place = tmp_path / f"task-{task}"
-        split, train_view, test_view = (str(place / name) for name in ("split.json", "train.parquet", "test.parquet"))
-        model = place / "data" / "model"  # as the registry keeps it
+        task_folder = tmp_path / f"task-{task}"
+        split, train_view, test_view = (
+            str(task_folder / name) for name in ("split.json", "train.parquet", "test.parquet")
+        )
+        model = task_folder / "data" / "model"  # as the registry keeps it
         split_labels(origin, SCENARIO, task, 2, split)
         build_dataset(origin, split, config, train_view, test_view)
         train(config, split, train_view, str(model), prior, str(tmp_path / "kept"))

@@ -130,6 +130,12 @@ def test_scores_are_the_log_odds_of_two_normal_distributions():
         torch.testing.assert_close(head(maps)[:, c].double(), 8 * (expected / 8).tanh(), rtol=0.02, atol=0.1)
 
 
+def test_the_root_of_pooled_features_keeps_their_signs():
+    head = build_head(settings(*RIDGE, "ridge.pooling=root"), 2, (2,))
+    maps = torch.tensor([[[[3.0, 5.0]], [[-8.0, -10.0]]]])
+    assert head.pooled(maps).tolist() == [[2.0, -3.0]]
+
+
 def test_pooling_and_random_features_are_settings_of_the_same_head():
     maps = images_of(0)[0]
     config = settings(*RIDGE, "ridge.pooling=mean_max", "ridge.hidden=16", "seed=3")

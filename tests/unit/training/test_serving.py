@@ -369,7 +369,7 @@ def test_the_pixels_of_all_images_count(server: Server, monkeypatch: pytest.Monk
     assert (status, answer) == (413, {"error": "image 3: 8 × 8; at most 128 pixels in a request"})
 
 
-def test_a_large_body_is_refused_whether_or_not_its_length_is_told(
+def test_a_large_body_is_refused_whether_or_not_its_length_is_declared(
     server: Server, png: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(service, "BODY_BYTES", 1 << 20)
@@ -394,7 +394,7 @@ def test_an_upload_that_stalls_is_given_up_and_others_are_answered_meanwhile(
         assert connection.recv(4096).startswith(b"HTTP/1.1 408 ")
 
 
-def test_health_is_told_and_more_requests_are_sent_away_while_many_wait(
+def test_health_is_reported_and_more_requests_are_sent_away_while_many_wait(
     server: Server, png: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(service, "WAITING", 2)
@@ -423,7 +423,7 @@ def test_health_is_told_and_more_requests_are_sent_away_while_many_wait(
     assert [status for status, _ in answers] == [503, 200, 200]
 
 
-def test_an_error_of_ours_is_not_told_to_strangers(server: Server, png: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_error_of_ours_is_not_shown_to_strangers(server: Server, png: Path, monkeypatch: pytest.MonkeyPatch):
     def broken(self: Predictor, images: Any) -> Any:
         raise RuntimeError("secret of the server")
 
