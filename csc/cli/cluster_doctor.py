@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from csc.cli.doctor import Check
-from csc.pipelines.cluster.kubernetes import Cluster, Unseen
+from csc.pipelines.cluster.kubernetes import Kubernetes, Unseen
 from csc.pipelines.profile import Profile, Secret, read_profile
 from csc.report.text import single_line
 
@@ -69,7 +69,7 @@ class RetryPolicy:
         return Check("retries", "warning", f"{text}; {remedy}")
 
 
-def retry_policy(cluster: Cluster, namespace: str) -> RetryPolicy:
+def retry_policy(cluster: Kubernetes, namespace: str) -> RetryPolicy:
     """Of Kubeflow's workflow controller, or of one in the namespace of the runs."""
     namespaces = tuple(dict.fromkeys((KUBEFLOW, namespace)))
     for name in namespaces:
@@ -86,7 +86,7 @@ def retry_warning(profile: Profile, namespace: str = "", seconds: float = 3.0) -
 
     def look() -> None:
         with contextlib.suppress(Exception):  # a warning must not be in the way of what it warns of
-            cluster = Cluster.connect(seconds)
+            cluster = Kubernetes.connect(seconds)
             policy = retry_policy(cluster, namespace or profile.cluster.namespace or KUBEFLOW)
             check = policy.check(profile.retry.pods)
             if check.status == "warning":
@@ -108,9 +108,9 @@ def _checks(profile: str | None, namespace: str | None) -> Iterator[Check]:
     asked = read_profile(profile) if profile else Profile()
     where = namespace or asked.cluster.namespace or KUBEFLOW
     account, claim = asked.cluster.service_account, asked.storage.volume.claim
-    cluster = Cluster()
+    cluster = Kubernetes()
     try:
-        found = Cluster.connect()
+        found = Kubernetes.connect()
         yield Check("cluster", "ok", f"{found.name} · Kubernetes {found.version()} · namespace {where}")
         cluster = found
     except Unseen as reason:
@@ -137,7 +137,7 @@ def _answer(name: str, command: str, look: Callable[..., Check], *arguments: Any
         return Check(name, "unknown", f"{reason}; to look: kubectl {command}")
 
 
-def _secret(cluster: Cluster, namespace: str, secret: Secret) -> Check:
+def _secret(cluster: Kubernetes, namespace: str, secret: Secret) -> Check:
     """Whether a secret has the keys that the profile names; its values are never looked at."""
     found = cluster.get("secret", secret.name, namespace)
     if found is None:
@@ -147,7 +147,7 @@ def _secret(cluster: Cluster, namespace: str, secret: Secret) -> Check:
     return Check("secret", "ok", f"{secret.name} · {', '.join(secret.keys)}")
 
 
-def _pull_secret(cluster: Cluster, namespace: str, name: str) -> Check:
+def _pull_secret(cluster: Kubernetes, namespace: str, name: str) -> Check:
     found = cluster.get("secret", name, namespace)
     if found is None:
         remedy = f"make it with: kubectl -n {namespace} create secret docker-registry {name} …"
@@ -157,7 +157,7 @@ def _pull_secret(cluster: Cluster, namespace: str, name: str) -> Check:
     return Check("pull", "ok", name)
 
 
-def _claim(cluster: Cluster, namespace: str, name: str) -> Check:
+def _claim(cluster: Kubernetes, namespace: str, name: str) -> Check:
     found = cluster.get("persistent_volume_claim", name, namespace)
     if found is None:
         return Check("claim", "failed", f"{name}: not in {namespace}; deploy/storage.yaml makes one")
@@ -168,20 +168,20 @@ def _claim(cluster: Cluster, namespace: str, name: str) -> Check:
     return Check("claim", "ok" if found.status.phase != "Lost" else "failed", text)
 
 
-def _found_account(cluster: Cluster, namespace: str, named: str) -> str:
+def _found_account(cluster: Kubernetes, namespace: str, named: str) -> str:
     """The account of the steps, if it is there; of those that Kubeflow uses, if the profile names none."""
     names = (named,) if named else ACCOUNTS
     return next((name for name in names if cluster.get("service_account", name, namespace) is not None), "")
 
 
-def _account(cluster: Cluster, namespace: str, named: str) -> Check:
+def _account(cluster: Kubernetes, namespace: str, named: str) -> Check:
     if found := _found_account(cluster, namespace, named):
         return Check("account", "ok", found if named else f"{found}, as the profile names none")
     wanted = named or " or ".join(ACCOUNTS)
     return Check("account", "failed", f"{wanted}: not in {namespace}; check cluster.service_account and the namespace")
 
 
-def _train_jobs(cluster: Cluster, namespace: str, named: str) -> Check:
+def _train_jobs(cluster: Kubernetes, namespace: str, named: str) -> Check:
     account = _found_account(cluster, namespace, named)
     if not account:
         raise Unseen("the account is not there")

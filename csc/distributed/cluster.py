@@ -12,7 +12,7 @@ from typing import Any
 
 from csc.errors import BadConfig, CscError, Unavailable
 
-__all__ = ["API", "MOST_TRIES", "POLL_SECONDS", "Cluster", "ClusterError"]
+__all__ = ["API", "MOST_TRIES", "POLL_SECONDS", "ClusterError", "TrainJobs"]
 
 API = {"group": "trainer.kubeflow.org", "version": "v1alpha1", "plural": "trainjobs"}
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -33,7 +33,7 @@ class Unanswered(ClusterError, Unavailable):
 
 
 @dataclass(frozen=True)
-class Cluster:
+class TrainJobs:
     """The Kubernetes API in the step's namespace, as far as its service account may use it.
 
     Every call may be repeated: it reads, or names the one job that it makes or deletes.
@@ -45,7 +45,7 @@ class Cluster:
     pause: Callable[[float], None] = time.sleep
 
     @classmethod
-    def here(cls, nodes: int) -> "Cluster":
+    def here(cls, nodes: int) -> "TrainJobs":
         """The cluster that this pod is part of."""
         try:
             from kubernetes import client, config

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from csc.config.groups import Train
-from csc.distributed.cluster import API, MOST_TRIES, POLL_SECONDS, Cluster, ClusterError
+from csc.distributed.cluster import API, MOST_TRIES, POLL_SECONDS, ClusterError, TrainJobs
 from csc.distributed.launch import raise_error
 from csc.errors import BadConfig
 from csc.scenario import Task
@@ -57,25 +57,25 @@ def train_on_nodes(
     task: Task,
     key: str,
     pod: Pod,
-    cluster: Cluster | None = None,
+    jobs: TrainJobs | None = None,
 ) -> None:
     """Run the train step with these arguments as a TrainJob and wait for its model.
 
     `key` identifies the run and the model that it continues, alike in all tries of a task. The job runs in the cluster
     that this pod is part of, if none is given.
     """
-    cluster = cluster or Cluster.here(settings.nodes)
+    jobs = jobs or TrainJobs.here(settings.nodes)
     name = job_name(key, task)
     folder = _shared_folder(arguments["checkpoints"], pod, settings.nodes) / name
-    job = _Job(cluster, name, folder, f"task {task.index}/{task.total} · job {name}")
+    job = _Job(jobs, name, folder, f"task {task.index}/{task.total} · job {name}")
     with job.ended_with_us():
         if not job.found():
             stage(arguments, folder)
-            job.start(train_job(name, folder, settings, pod, cluster.own_pod()))
+            job.start(train_job(name, folder, settings, pod, jobs.own_pod()))
         job.wait()
     with atomic_folder(Path(arguments["out"])) as temporary:
         shutil.copytree(job.model(), temporary, dirs_exist_ok=True)
-    cluster.delete(name)
+    jobs.delete(name)
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -196,7 +196,7 @@ def _state(job: Mapping[str, Any]) -> str:
 class _Job:
     """One TrainJob from its start to its end."""
 
-    cluster: Cluster
+    jobs: TrainJobs
     name: str
     folder: Path
     title: str
@@ -210,7 +210,7 @@ class _Job:
 
     def found(self) -> bool:
         """Whether an earlier try has left a job to wait for; one that failed is deleted."""
-        job = self.cluster.get(self.name)
+        job = self.jobs.get(self.name)
         if job is None:
             return False
         state = _state(job)
@@ -218,19 +218,19 @@ class _Job:
             self.say("being deleted since an earlier try; starting again")
         elif state.startswith("failed") or (state == "complete" and not (self.folder / "model").is_dir()):
             self.say(f"{state}; starting again")
-            self.cluster.delete(self.name)
+            self.jobs.delete(self.name)
         else:
             self.say("found from an earlier try")
             return True
         self._wait_until(
-            lambda: self.cluster.get(self.name) is None,
+            lambda: self.jobs.get(self.name) is None,
             "is being deleted and does not go; see what keeps its pods, then try again",
         )
         return False
 
     def start(self, manifest: Mapping[str, Any]) -> None:
         """Create the job."""
-        self.cluster.create(manifest)
+        self.jobs.create(manifest)
         trainer = manifest["spec"]["trainer"]
         self.say(f"started on {trainer['numNodes']} nodes with {trainer['numProcPerNode']} processes each")
 
@@ -239,9 +239,9 @@ class _Job:
         while True:
             refusal = self.folder / "error.json"
             if refusal.is_file():
-                self.cluster.delete(self.name)  # it would be tried again in vain
+                self.jobs.delete(self.name)  # it would be tried again in vain
                 raise_error(refusal)
-            job = self.cluster.get(self.name)
+            job = self.jobs.get(self.name)
             if job is None:
                 raise ClusterError(f"job {self.name}: somebody deleted it; try the step again")
             state = _state(job)
@@ -249,9 +249,9 @@ class _Job:
             if state == "complete":
                 return
             if state.startswith("failed"):
-                logs = f"kubectl logs -n {self.cluster.namespace} -l jobset.sigs.k8s.io/jobset-name={self.name}"
+                logs = f"kubectl logs -n {self.jobs.namespace} -l jobset.sigs.k8s.io/jobset-name={self.name}"
                 raise ClusterError(f"job {self.name}: {state}; its logs: {logs}")
-            self.cluster.pause(POLL_SECONDS)
+            self.jobs.pause(POLL_SECONDS)
 
     def model(self) -> Path:
         """The folder that a finished job has written; a shared volume may take a moment to show it."""
@@ -263,7 +263,7 @@ class _Job:
         for _ in range(MOST_TRIES):
             if condition():
                 return
-            self.cluster.pause(POLL_SECONDS)
+            self.jobs.pause(POLL_SECONDS)
         raise ClusterError(f"job {self.name}: {problem}")
 
     @contextlib.contextmanager
@@ -280,7 +280,7 @@ class _Job:
             yield
         except (KeyboardInterrupt, SystemExit):
             with contextlib.suppress(ClusterError):
-                self.cluster.delete(self.name)
+                self.jobs.delete(self.name)
             raise
         finally:
             with contextlib.suppress(ValueError):

@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Cluster", "Unseen"]
+__all__ = ["Kubernetes", "Unseen"]
 
 TIMEOUT = 10.0  # seconds that one question may take
 
@@ -14,7 +14,7 @@ class Unseen(Exception):
 
 
 @dataclass(frozen=True)
-class Cluster:
+class Kubernetes:
     """A Kubernetes API, as far as whoever asks may use it; without a client, one that nobody has reached."""
 
     client: Any = None  # kubernetes.client.ApiClient
@@ -22,7 +22,7 @@ class Cluster:
     timeout: float = TIMEOUT
 
     @classmethod
-    def connect(cls, timeout: float = TIMEOUT) -> "Cluster":
+    def connect(cls, timeout: float = TIMEOUT) -> "Kubernetes":
         """The cluster of the kubeconfig's current context, or else the one that this pod is part of."""
         try:
             from kubernetes import client, config

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from csc.distributed.cluster import Cluster
+from csc.distributed.cluster import TrainJobs
 
 __all__ = ["INSTALL", "KEPT", "install"]
 
@@ -52,4 +52,4 @@ class Trainer:
 def install() -> None:
     """Make this the cluster that the process is part of."""
     trainer = Trainer()
-    Cluster.here = classmethod(lambda cls, nodes: cls(trainer, trainer, "team"))  # type: ignore[assignment]
+    TrainJobs.here = classmethod(lambda cls, nodes: cls(trainer, trainer, "team"))  # type: ignore[assignment]

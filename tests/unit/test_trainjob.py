@@ -19,7 +19,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from csc.config.groups import Train
-from csc.distributed.cluster import MOST_TRIES, Cluster, ClusterError
+from csc.distributed.cluster import MOST_TRIES, ClusterError, TrainJobs
 from csc.distributed.trainjob import HARDENED, SHARED_MEMORY, job_name, stage, train_job, train_on_nodes
 from csc.errors import BadConfig, BadData
 from csc.scenario import Task
@@ -258,8 +258,8 @@ class FakeApi:
     pauses: int = 0
 
     @property
-    def cluster(self) -> Cluster:
-        return Cluster(self, self, "team", self.pause)
+    def train_jobs(self) -> TrainJobs:
+        return TrainJobs(self, self, "team", self.pause)
 
     def pause(self, seconds: float) -> None:
         self.pauses += 1
@@ -330,7 +330,7 @@ def api(shared: Path) -> FakeApi:
 @pytest.fixture
 def launch(api: FakeApi, arguments: dict[str, str], shared: Path) -> Callable[[], None]:
     """Run the step on the fake cluster."""
-    return lambda: train_on_nodes(arguments, Train(nodes=2), TASK, KEY, pod(shared), api.cluster)
+    return lambda: train_on_nodes(arguments, Train(nodes=2), TASK, KEY, pod(shared), api.train_jobs)
 
 
 @pytest.fixture
@@ -553,7 +553,7 @@ def test_checkpoints_that_the_nodes_cannot_see_are_refused(
 ):
     wrong = arguments | {"checkpoints": checkpoints.format(shared=shared)}
     with pytest.raises(BadConfig, match=r"^train\.nodes=2: needs 'checkpoints' on a volume") as caught:
-        train_on_nodes(wrong, Train(nodes=2), TASK, KEY, pod(shared, **changes), api.cluster)
+        train_on_nodes(wrong, Train(nodes=2), TASK, KEY, pod(shared, **changes), api.train_jobs)
     assert text in str(caught.value)
     assert api.calls == []
 
@@ -676,7 +676,7 @@ def test_the_nodes_of_a_job_train_the_model_that_one_process_would(inputs: dict[
     learn(**own)
     shared_volume = pod(shared, env=[{"name": "OMP_NUM_THREADS", "value": "1"}], resources=None)
     nodes = Nodes(shared, name=job_name(KEY, task))
-    train_on_nodes(inputs, Train(nodes=2), task, KEY, shared_volume, nodes.cluster)
+    train_on_nodes(inputs, Train(nodes=2), task, KEY, shared_volume, nodes.train_jobs)
     one, many = (json.loads((Path(made["out"]) / "training.json").read_text()) for made in (own, inputs))
     assert many["epochs"][0]["loss"] == pytest.approx(one["epochs"][0]["loss"], rel=1e-5)
     assert (Path(inputs["out"]) / "model.safetensors").is_file()
@@ -689,7 +689,7 @@ def test_a_node_that_refuses_its_input_ends_the_step_with_the_same_line(inputs: 
     task = Task(1, 2, (), ())
     nodes = ForkedNodes(shared, name=job_name(KEY, task))
     with pytest.raises(BadData) as caught:
-        train_on_nodes(inputs, Train(nodes=2), task, KEY, pod(shared, env=[], resources=None), nodes.cluster)
+        train_on_nodes(inputs, Train(nodes=2), task, KEY, pod(shared, env=[], resources=None), nodes.train_jobs)
     assert "train_view" in str(caught.value)
     assert nodes.jobs == {}
     assert not Path(inputs["out"]).exists()
