@@ -29,7 +29,7 @@ class Fault:
 
 
 FAULTS = {
-    "kill-run": Fault(kills.kill_run, 7, always=("checkpoint", "evaluate", "register")),
+    "kill-run": Fault(kills.kill_run, 7, always=("checkpoint", "register")),
     "kill-ingest": Fault(kills.kill_ingest, 3),
     "kill-study": Fault(kills.kill_study, 2),
     "terminate": Fault(kills.terminate_run, 6),

@@ -60,7 +60,7 @@ def last_results(workdir):
 @pytest.fixture(scope="session")
 def scenes(tmp_path_factory):
     """A small digits data set: 10 classes, enough images for three tasks."""
-    return ingest_digits(tmp_path_factory.mktemp("data") / "digits", train=240, test=80, size=32).path
+    return ingest_digits(tmp_path_factory.mktemp("data") / "digits", train=160, test=60, size=32).path
 
 
 @pytest.fixture(scope="session")

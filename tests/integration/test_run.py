@@ -11,7 +11,6 @@ import urllib.request
 import pytest
 
 from tests.integration.conftest import command, csc, environment, inside, last_results
-from tests.tracked import fresh_database
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("pipeline")]
 
@@ -183,11 +182,10 @@ def flip_a_byte(workdir, step, output):
     path.write_bytes(content)
 
 
-def test_artifacts_that_change_between_two_runs_are_made_again_and_the_numbers_stay(undisturbed, scenes, tmp_path):
-    fresh_database(tmp_path)
-    words = ("run", "digits-b0c4", "--data", scenes, "--workdir", tmp_path)
-    done = csc(*words)
-    assert done.returncode == 0, done.stderr
+def test_artifacts_that_change_between_two_runs_are_made_again_and_the_numbers_stay(undisturbed, scenes, client):
+    workdir, _ = undisturbed
+    words = ("run", "digits-b0c4", "--data", scenes, "--workdir", workdir)
+    expected = last_results(workdir)
     damages = [
         {
             ("task 1 · split-labels", "split"): ("split-labels", "split"),
@@ -201,14 +199,12 @@ def test_artifacts_that_change_between_two_runs_are_made_again_and_the_numbers_s
     ]
     for damage in damages:
         for step, output in damage.values():
-            flip_a_byte(tmp_path, step, output)
+            flip_a_byte(workdir, step, output)
         done = csc(*words)
         assert done.returncode == 0, done.stderr
         for step, output in damage:
             assert f"{step}: {output} has changed since it was written; the step runs again" in done.stdout
         assert done.stdout.count("has changed since it was written") == len(damage)
         assert "task 1 · train           reused" in done.stdout
-        assert last_results(tmp_path) == last_results(undisturbed[0])
-    from mlflow.tracking import MlflowClient
-
-    assert len(MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").search_model_versions(f"name = '{NAME}'")) == 3
+        assert last_results(workdir) == expected
+    assert len(client.search_model_versions(f"name = '{NAME}'")) == 3
