@@ -10,7 +10,6 @@ from types import ModuleType
 import pytest
 import yaml
 
-from csc.cli import _parser
 from csc.pipelines.profile import read_profile
 from csc.pipelines.scenario import compile_pipeline
 from csc.scenario import Scenario
@@ -50,11 +49,6 @@ def test_more_classes_at_once_mean_more_images_in_a_task(sizing: ModuleType):
     assert tasks[0] > 2 * tasks[1] > 2 * 1000
     assert tasks[0] < 82_081
     assert test == 40_137
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_is_one(command: str):
-    _parser().parse_args(shlex.split(command))
 
 
 def test_the_commands_are_found():
