@@ -1,6 +1,8 @@
 """Every method of the registry learns two small tasks of digits through the steps, from its artifact alone."""
 
 import json
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,7 @@ TERMS = {  # what the loss of a second task consists of, besides the classificat
     "podnet": {"spatial", "flat"},
     "prs": {"replay"},
 }
+SOLVE = ("ridge", "l3a")  # instead of descending
 STILL = {  # parameters that the second task must leave as the first made them
     "krt": ("head.tokens.0", "head.heads.0"),
     "krt-r": ("head.tokens.0", "head.heads.0"),
@@ -50,11 +53,6 @@ TINIER = ("train.epochs=1", "train.batch_size=16", "krt.width=16", "krt.heads=2"
 def origin(tmp_path_factory) -> str:
     data = ingest_digits(tmp_path_factory.mktemp("data") / "digits", train=60, test=24, size=32).path
     return ingest(SCENARIO, str(data)).to_json()
-
-
-@pytest.fixture(autouse=True)
-def tracking(tmp_path, monkeypatch):
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", fresh_database(tmp_path))
 
 
 def config_of(method: str, *more: str) -> str:
@@ -79,12 +77,26 @@ def run_task(origin: str, config: str, task: int, folder: Path, prior: Path | No
     return task_folder
 
 
+@pytest.fixture(scope="module")
+def learned(origin: str, tmp_path_factory) -> Iterator[Callable[[str], tuple[str, Path, Path]]]:
+    """The settings of a method and the folders of its two tasks, which are run when they are first asked for."""
+    folder = tmp_path_factory.mktemp("methods")
+
+    @cache
+    def two_tasks(method: str) -> tuple[str, Path, Path]:
+        config = config_of(method) if method in SOLVE else config_of(method, "max_entropy.beta=0.01")
+        first = run_task(origin, config, 1, folder / method, None)
+        return config, first, run_task(origin, config, 2, folder / method, first)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_URI", fresh_database(folder))
+        yield two_tasks
+
+
 @pytest.mark.parametrize("method", sorted(methods()))
-def test_a_method_learns_two_tasks_from_its_artifact(origin: str, tmp_path: Path, method: str):
-    solves = method in ("ridge", "l3a")
-    config = config_of(method) if solves else config_of(method, "max_entropy.beta=0.01")
-    first = run_task(origin, config, 1, tmp_path, None)
-    second = run_task(origin, config, 2, tmp_path, first)
+def test_a_method_learns_two_tasks_from_its_artifact(learned: Callable[[str], tuple[str, Path, Path]], method: str):
+    config, first, second = learned(method)
+    solves = method in SOLVE
     settings, kind = resolve("digits", json.loads(config)), registered()[learns_like(method)]
     log = json.loads((second / "model" / "training.json").read_text())["epochs"][-1]
     assert log.keys() - MEASURED == ({"squared_error"} if solves else {"ce", "H"} | TERMS.get(method, set()))
@@ -107,11 +119,11 @@ def test_a_method_learns_two_tasks_from_its_artifact(origin: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("method", ["csc", "derpp", "krt-r", "oewc"])
-def test_the_second_task_is_repeatable_from_the_registered_model(origin: str, tmp_path: Path, method: str):
-    config = config_of(method)
-    first = run_task(origin, config, 1, tmp_path / "one", None)
-    one = run_task(origin, config, 2, tmp_path / "one", first)
-    two = run_task(origin, config, 2, tmp_path / "two", first)
+def test_the_second_task_is_repeatable_from_the_registered_model(
+    learned: Callable[[str], tuple[str, Path, Path]], origin: str, tmp_path: Path, method: str
+):
+    config, first, one = learned(method)
+    two = run_task(origin, config, 2, tmp_path, first)
     weights, again = (load_network(folder / "model")[0].state_dict() for folder in (one, two))
     assert all(torch.equal(weights[name], again[name]) for name in weights)
     kept, kept_again = (load_tensors(folder / "model" / METHOD_STATE) for folder in (one, two))
