@@ -5,6 +5,7 @@ has a default, and no profile at all is the same as `local`. `csc.pipelines.pods
 """
 
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -25,6 +26,7 @@ __all__ = ["SHIPPED", "Pod", "Profile", "on_this_machine", "read_profile", "run_
 _FOLDER = Path(__file__).parent / "profiles"
 SHIPPED = {path.stem: path for path in sorted(_FOLDER.glob("*.yaml"))}
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_RENAMED = {"heavy": "train", "light": "cpu"}  # keys of before; the next version refuses them
 
 _TIME = r"[1-9]\d{0,6}[smhd]", "a time such as 90s, 30m, 12h or 7d"
 _PATH = r"/[^{}\s]+", "a folder inside the containers, such as /mnt/csc"
@@ -207,12 +209,25 @@ def read_profile(name: str) -> Profile:
         raise BadConfig(f"--profile {name}: no such file; give a YAML file or one of {', '.join(SHIPPED)}")
     content = load_yaml(path)
     try:
-        profile = convert(Profile, {} if content is None else content)
+        profile = convert(Profile, {} if content is None else _renamed(content, path))
     except BadConfig as error:
         raise BadConfig(f"{path}: {_without_secrets(str(error))}") from None
     for key, problem in (*_secret_problems(profile), *_contradictions(profile)):
         raise BadConfig(f"{path}: {key}: {problem}")
     return profile
+
+
+def _renamed(content: Any, path: Path) -> Any:
+    """Give keys that were renamed their names of today, and say so on stderr."""
+    old = [key for key in _RENAMED if isinstance(content, dict) and key in content]
+    for key in old:
+        if _RENAMED[key] in content:
+            raise BadConfig(f"{key}: is now called {_RENAMED[key]}, which is there too; leave out {key}")
+    if not old:
+        return content
+    names = ", ".join(f"{key} is now called {_RENAMED[key]}" for key in old)
+    print(f"csc: {path}: {names}; the next version will refuse the old name", file=sys.stderr)
+    return {_RENAMED.get(key, key): value for key, value in content.items()}
 
 
 _SECRET_NAME = re.compile(

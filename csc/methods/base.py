@@ -179,7 +179,7 @@ class Method:
 
     def max_entropy(self, step: Step) -> "dict[str, Tensor]":
         """-β L_H: CSC's regulariser, which any method may add; there is none without old classes."""
-        from csc.methods.csc import max_entropy
+        from csc.methods.losses import max_entropy
 
         regulariser = self.config.max_entropy
         if regulariser.beta == 0 or step.old == 0:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from csc.nets.head import Head
 
-__all__ = ["CSC", "CiGcn", "max_entropy"]
+__all__ = ["CSC", "CiGcn"]
 
 
 class CiGcn(Settings, frozen=True, kw_only=False):
@@ -60,19 +60,6 @@ def _ci_gcn(config: Config, features: int, groups: Sequence[int]) -> "Head":
 HEADS["ci_gcn"] = HeadKind(_ci_gcn, CiGcn)
 
 
-def max_entropy(logits: "Tensor", form: str = "one_sided", reduction: str = "sum") -> "Tensor":
-    """L_H, eq. 6 of the paper: the mean over images of Σ -p ln p over classes.
-
-    It is largest at p = 1/e: it lowers confident predictions and lifts tiny ones. Other readings are the two-sided
-    `binary` entropy, and the mean over classes instead of their sum.
-    """
-    p = logits.sigmoid()
-    entropy = -p * (p + 1e-5).log()
-    if form == "binary":
-        entropy = entropy - (1 - p) * (1 - p + 1e-5).log()
-    return (entropy.sum(dim=1) if reduction == "sum" else entropy.mean(dim=1)).mean()
-
-
 @register
 class CSC(LwF):
     """L = α CE(C^t) + (1-α) KD(C^{1:t-1}) - β L_H(C^{1:t-1})   (eq. 5 to 7 of the paper).
@@ -82,7 +69,7 @@ class CSC(LwF):
 
     - the CI-GCN head (eq. 1 to 4, `csc.nets.ci_gcn`), whose general correlation matrix A_g grows with the classes and
       learns from labels and pseudo-labels alike;
-    - max-entropy, which lowers the confidence that grows when labels are partial.
+    - max-entropy (L_H, `csc.methods.losses`), which lowers the confidence that grows when labels are partial.
 
     Table 4 is `head` × `max_entropy.beta`.
     """

@@ -8,7 +8,20 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-__all__ = ["asymmetric_loss", "binary_cross_entropy", "quadratic_penalty"]
+__all__ = ["asymmetric_loss", "binary_cross_entropy", "max_entropy", "quadratic_penalty"]
+
+
+def max_entropy(logits: Tensor, form: str = "one_sided", reduction: str = "sum") -> Tensor:
+    """L_H, eq. 6 of the paper: the mean over images of Σ -p ln p over classes.
+
+    It is largest at p = 1/e: it lowers confident predictions and lifts tiny ones. Other readings are the two-sided
+    `binary` entropy, and the mean over classes instead of their sum.
+    """
+    p = logits.sigmoid()
+    entropy = -p * (p + 1e-5).log()
+    if form == "binary":
+        entropy = entropy - (1 - p) * (1 - p + 1e-5).log()
+    return (entropy.sum(dim=1) if reduction == "sum" else entropy.mean(dim=1)).mean()
 
 
 def binary_cross_entropy(logits: Tensor, targets: Tensor, known: Tensor | None = None) -> Tensor:

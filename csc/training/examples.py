@@ -45,6 +45,11 @@ class Examples:
             self.view = joined(self.view, self.memory)
 
     @property
+    def exemplars(self) -> range:
+        """The rows of exemplars."""
+        return range(self.own, len(self.view))
+
+    @property
     def shown(self) -> int:
         """How many images an epoch shows: the task's, and exemplars unless they are drawn with each batch."""
         return self.own if self.config.memory.replay == "batch" else len(self.view)
@@ -55,9 +60,8 @@ class Examples:
         shuffle = not self.config.release_quirks.no_shuffle
         batches = [[Draw(rows)] for rows in order(self.shown, batch_size, self.seed, epoch, shuffle=shuffle)]
         if self.memory is not None and settings.replay == "batch":
-            exemplars = range(self.own, len(self.view))
-            size = min(settings.batch_size or batch_size, len(exemplars))
-            drawn = iter(draw_exemplars(exemplars, size, len(batches) * self.draws, self.seed, epoch))
+            size = min(settings.batch_size or batch_size, len(self.exemplars))
+            drawn = iter(draw_exemplars(self.exemplars, size, len(batches) * self.draws, self.seed, epoch))
             for batch in batches:
                 batch += [next(drawn) for _ in range(self.draws)]
         return batches

@@ -118,13 +118,13 @@ class Trainer:
         A frozen backbone under a closed form has no epochs.
         """
         self.objective.begin()
-        log = [] if self.solved is not None and self.backbone_is_frozen else self._descend()
+        log = [] if self.solved is not None and self.backbone_is_frozen else self._train_epochs()
         if self.solved is not None:
             log = [*log, self._solve(self.solved, len(log))]
         self.method.finish(self.objective)
         return log
 
-    def _descend(self) -> list[EpochLog]:
+    def _train_epochs(self) -> list[EpochLog]:
         """Train all epochs, resuming an earlier try from its checkpoint.
 
         A process that is asked to stop (SIGTERM) saves a checkpoint after the update under way and ends with code 143.
@@ -143,30 +143,6 @@ class Trainer:
                     progress.epoch(epoch, terms)
                     self.on_epoch(epoch, position.log[-1])
         return position.log
-
-    def _restore(self) -> Position:
-        """Take over the state of an earlier try; a damaged checkpoint is reported and not used."""
-        try:
-            position = self.keeper.restore()
-        except BadModel as error:
-            position = Position()
-            if self.group.is_main:
-                print(f"{self.title} starts again: {error}", flush=True)
-        if not self.group.agree(len(position.log) * self.steps + position.updates):
-            raise BadData(f"{self.checkpoint}: not seen alike by all processes; put it where all nodes can read it")
-        return position
-
-    def _solve(self, head: Head, epoch: int) -> EpochLog:
-        """One pass over the images gives the head its weights; a try that died begins this pass again."""
-        self.network.head = head.to(self.group.device)
-        started = time.monotonic()
-        terms = self.method.solve(self.objective)
-        speed = self.examples.own / (time.monotonic() - started)
-        log = {**terms, "loss": sum(terms.values()), "images_per_second": speed, "waiting": 0.0}
-        if self.group.is_main:
-            print(f"{self.title} · solved from {self.examples.own:,} images · {speed:.0f} images/s", flush=True)
-            self.on_epoch(epoch, log)
-        return log
 
     def _epoch(
         self, batches: Batches, progress: Progress, position: Position, request: StopRequest
@@ -200,33 +176,6 @@ class Trainer:
         seconds = time.monotonic() - started
         waiting = (batches.waited - waited) / seconds
         return terms, {"images_per_second": images / seconds, "waiting": waiting}
-
-    def _stop(self, position: Position) -> NoReturn:
-        """Save what the next try resumes from and end the process; all processes do so after the same update."""
-        if self.group.is_main:
-            self.keeper.save(position)
-            done = f"update {position.updates} of {self.steps} in epoch {len(position.log) + 1}"
-            print(f"{self.title} · asked to stop · saved after {done}; the next try resumes there", flush=True)
-        self.group.any(flag=False)  # no process leaves before the checkpoint is written
-        raise SystemExit(STOPPED)
-
-    def _check_finite(self, epoch: int, updates: list[list[list[Draw]]]) -> None:
-        """End the training if a loss or gradient was not a number; the images of that update are listed in a file."""
-        found = self.watch.found()
-        if found is None:
-            return
-        what, number, rate = found
-        file = self.checkpoint.with_suffix(".not-finite.txt")
-        rows = [row for draws in updates[number] for draw in draws for row in draw.rows]
-        if self.group.is_main:
-            with writable(file), atomic_file(file) as temporary:
-                ids = self.examples.view.table["image_id"].take(rows).to_pylist()
-                temporary.write_text("\n".join(ids) + "\n", encoding="utf-8")
-        setting = "train.lr_base" if self.is_base else "train.lr"
-        raise NotFinite(
-            f"{self.title}: the {what} is not a number in epoch {epoch + 1}, update {number + 1} of {self.steps}, at a "
-            f"learning rate of {rate:.3g}; its images are listed in {file}; lower {setting} or set train.clip=1"
-        )
 
     def _step(self, batches: Batches, update: list[list[Draw]]) -> dict[str, Tensor]:
         """One update from one batch, or from several that are accumulated; return the terms, still on the device.
@@ -269,6 +218,57 @@ class Trainer:
             gradients = [value.grad for value in self.network.parameters() if value.grad is not None]
             norm = nn.utils.get_total_norm(gradients)
         return None if scaler.is_enabled() else norm
+
+    def _solve(self, head: Head, epoch: int) -> EpochLog:
+        """One pass over the images gives the head its weights; a try that died begins this pass again."""
+        self.network.head = head.to(self.group.device)
+        started = time.monotonic()
+        terms = self.method.solve(self.objective)
+        speed = self.examples.own / (time.monotonic() - started)
+        log = {**terms, "loss": sum(terms.values()), "images_per_second": speed, "waiting": 0.0}
+        if self.group.is_main:
+            print(f"{self.title} · solved from {self.examples.own:,} images · {speed:.0f} images/s", flush=True)
+            self.on_epoch(epoch, log)
+        return log
+
+    def _restore(self) -> Position:
+        """Take over the state of an earlier try; a damaged checkpoint is reported and not used."""
+        try:
+            position = self.keeper.restore()
+        except BadModel as error:
+            position = Position()
+            if self.group.is_main:
+                print(f"{self.title} starts again: {error}", flush=True)
+        if not self.group.agree(len(position.log) * self.steps + position.updates):
+            raise BadData(f"{self.checkpoint}: not seen alike by all processes; put it where all nodes can read it")
+        return position
+
+    def _stop(self, position: Position) -> NoReturn:
+        """Save what the next try resumes from and end the process; all processes do so after the same update."""
+        if self.group.is_main:
+            self.keeper.save(position)
+            done = f"update {position.updates} of {self.steps} in epoch {len(position.log) + 1}"
+            print(f"{self.title} · asked to stop · saved after {done}; the next try resumes there", flush=True)
+        self.group.any(flag=False)  # no process leaves before the checkpoint is written
+        raise SystemExit(STOPPED)
+
+    def _check_finite(self, epoch: int, updates: list[list[list[Draw]]]) -> None:
+        """End the training if a loss or gradient was not a number; the images of that update are listed in a file."""
+        found = self.watch.found()
+        if found is None:
+            return
+        what, number, rate = found
+        file = self.checkpoint.with_suffix(".not-finite.txt")
+        rows = [row for draws in updates[number] for draw in draws for row in draw.rows]
+        if self.group.is_main:
+            with writable(file), atomic_file(file) as temporary:
+                ids = self.examples.view.table["image_id"].take(rows).to_pylist()
+                temporary.write_text("\n".join(ids) + "\n", encoding="utf-8")
+        setting = "train.lr_base" if self.is_base else "train.lr"
+        raise NotFinite(
+            f"{self.title}: the {what} is not a number in epoch {epoch + 1}, update {number + 1} of {self.steps}, at a "
+            f"learning rate of {rate:.3g}; its images are listed in {file}; lower {setting} or set train.clip=1"
+        )
 
     def _freeze(self) -> None:
         """Keep from learning: a frozen backbone, and the parameters that the caller or the method names."""

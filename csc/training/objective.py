@@ -21,6 +21,7 @@ from csc.replay.statistics import draw_features
 from csc.training.batches import plain_batches
 from csc.training.device import Precision
 from csc.training.examples import Examples
+from csc.training.exemplar_labels import ExemplarLabels
 
 __all__ = ["Objective"]
 
@@ -50,13 +51,13 @@ class Objective:
         self.group, self.classes = self.examples.group, self.examples.view.classes
         self.device, self.needs_intermediates = self.group.device, self.method.needs_intermediates
         # A frozen backbone is the same in both networks: it runs once, and both take its maps.
-        learner, self._teacher = (
+        learner, self._prior_network = (
             net.on_maps() if net and self.backbone_is_frozen else net for net in (self.network, self.prior)
         )
         compiled = torch.compile(learner) if self.config.train.compile else learner
         self.learner = self.group.learner(cast(nn.Module, compiled))
         self._prior_logits: Tensor | None = None
-        self._tables = self._make_tables()
+        self._labels = ExemplarLabels.of(self.examples, self.new)
         self.draws_features = self.config.statistics.replay and self.prior is not None
         if self.draws_features and self.group.world > 1:
             raise BadConfig("statistics.replay=true: works in one process only; set train.processes=1")
@@ -69,8 +70,9 @@ class Objective:
         fixed = self.examples.features and not self.config.input.augment
         if self.prior is not None and fixed and not self.needs_intermediates:
             self._prior_logits = self.logits_of_prior()
-        if self._tables is not None and self.config.memory.relabel != "none":
-            self._relabel()
+        if self._labels is not None and self.config.memory.relabel != "none":
+            of_exemplars = self.examples.outputs(cast(Network, self.prior), self.examples.exemplars)
+            self._labels.relabel(of_exemplars > 0, by_learner=self.config.memory.relabel == "both")
         self.method.begin(self)
         if any(name == "statistical_cm" for name, _ in self.network.head.named_buffers()):
             self._count_correlations()
@@ -152,10 +154,10 @@ class Objective:
         prior_logits = self.group.gather(prior.logits.float(), sizes[0]) if prior is not None else None
         known: Tensor | None = None
         replays: tuple[Replay, ...] = ()
-        if self._tables is not None:
-            is_known, stored_logits, is_stored = self._tables
+        if self._labels is not None:
+            is_known, stored_logits, is_stored = self._labels.known, self._labels.logits, self._labels.stored
             rows = gather(batch.rows)
-            targets = [self._filled_in(*given) for given in zip(targets, logits, rows, strict=True)]
+            targets = [self._labels.fill_in(*given) for given in zip(targets, logits, rows, strict=True)]
             of_update = [self._with_others(drawn, [other[i].rows for other in others]) for i, drawn in enumerate(rows)]
             replays = tuple(
                 Replay(logits[i], targets[i], is_known[of_update[i]], stored_logits[rows[i]], is_stored[of_update[i]])
@@ -175,7 +177,7 @@ class Objective:
     def _loss_of_drawn(self, learner: Outputs, drawn: Tensor, share: float) -> Tensor:
         """The method's loss of the features drawn for old classes, as of images without a new class."""
         with self.precision.autocast:
-            prior = self._asked_prior(drawn)
+            prior = self._compute_prior(drawn)
             distances = {name: values.float() for name, values in self._distances(learner, prior).items()}
         logits = learner.logits.float()
         step = Step(logits, torch.zeros_like(logits), self.new, prior.logits.float(), None, distances, share=share)
@@ -205,60 +207,15 @@ class Objective:
         """What the prior model says, if there is one: looked up where it is known, else computed."""
         if self._prior_logits is not None:
             return _as_outputs(self._prior_logits[rows])
-        return None if self._teacher is None else self._asked_prior(images)
+        return None if self._prior_network is None else self._compute_prior(images)
 
-    def _asked_prior(self, images: Tensor) -> Outputs:
+    def _compute_prior(self, images: Tensor) -> Outputs:
         """What the prior model says of some images, computed."""
-        assert self._teacher is not None
+        assert self._prior_network is not None
         intermediates = self.needs_intermediates
         with torch.no_grad(), torch.inference_mode(not intermediates):
-            answer = _as_outputs(self._teacher(images, intermediates))
+            answer = _as_outputs(self._prior_network(images, intermediates))
         return answer if intermediates else _as_outputs(answer.logits.clone())  # the graph takes no inference tensor
-
-    def _make_tables(self) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Of each row: which labels are known, the logits that were stored with it, and for which classes."""
-        memory = self.examples.memory
-        if memory is None:
-            return None
-        shape = self.examples.own, len(self.classes)
-        known, nothing = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape)
-        known[:, -self.new :] = True
-        stored = torch.arange(shape[1]) < torch.from_numpy(memory.stored).unsqueeze(1)
-        return (
-            torch.cat([known, torch.from_numpy(memory.known_mask())]).to(self.device),
-            torch.cat([nothing, torch.from_numpy(memory.logits)]).to(self.device),
-            torch.cat([nothing.bool(), stored]).to(self.device),
-        )
-
-    def _relabel(self) -> None:
-        """Mark unknown labels of exemplars as known, as models fill them in: those of old classes, with `both` of all.
-
-        Those of old classes are the prior model's predictions, made once; those of new classes are the learner's, made
-        at each step (`_filled_in`).
-        """
-        assert self._tables is not None
-        own, old = self.examples.own, len(self.classes) - self.new
-        known = self._tables[0]
-        unknown = ~known
-        unknown[:own] = False
-        predicted = self.examples.outputs(cast(Network, self.prior), range(own, len(self.examples.view))) > 0
-        self._filled = torch.zeros_like(known)
-        self._filled[own:, :old] = predicted.to(self.device) & unknown[own:, :old]
-        self._guessed = unknown
-        self._guessed[:, :old] = False
-        both = self.config.memory.relabel == "both"
-        filled = known.clone()
-        filled[own:, : None if both else old] = True
-        self._tables = (filled, *self._tables[1:])
-
-    def _filled_in(self, targets: Tensor, logits: Tensor, rows: Tensor) -> Tensor:
-        """Targets of some rows, with the labels of exemplars that models fill in (`memory.relabel`)."""
-        if self.config.memory.relabel == "none":
-            return targets
-        targets = targets.maximum(self._filled[rows].to(targets.dtype))
-        if self.config.memory.relabel == "teacher":
-            return targets
-        return torch.where(self._guessed[rows], (logits.detach() > 0).to(targets.dtype), targets)
 
     def _count_correlations(self) -> None:
         """Fill the head's statistical matrix from the task's labels and the prior model's scores."""

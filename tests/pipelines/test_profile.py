@@ -174,7 +174,7 @@ WRONG = [
     ("env: {A: [hunter2]}", "env.A: expected text"),
     ("secrets: {s3: hunter2}", "secrets.s3: expected a group of name, keys"),
     ("secrets: {s3: {name: a, keys: {password: hunter-2!}}}", "secrets.s3.keys.password: expected the name of an env"),
-    ("light: {}", "light: no such key"),
+    ("cpu: {}\nlight: {}", "light: is now called cpu, which is there too; leave out light"),
     ("study: {parallelism: 0}", "study.parallelism=0: expected a whole number between 1 and 1000"),
 ]
 
@@ -189,6 +189,14 @@ def test_what_is_wrong_is_one_line_with_file_and_key(written, text, said):
     assert said in line
     assert "\n" not in line
     assert "hunter" not in line
+
+
+def test_keys_that_were_renamed_are_read_with_a_hint(written, capsys):
+    name = written("heavy: {timeout: 1h}\nlight: {requests: {cpu: '2'}}\n")
+    profile = read_profile(name)
+    assert (profile.train.timeout, profile.cpu.requests.cpu) == ("1h", "2")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"csc: {name}: heavy is now called train, light is now called cpu; ")
 
 
 @pytest.mark.parametrize("words", [["run"], ["compile", "-o", "x.yaml"], ["submit"]], ids=lambda words: words[0])

@@ -32,10 +32,10 @@ def test_what_is_copied_is_not_ignored():
         assert (ROOT / name).exists()
 
 
-def test_the_light_image_has_what_its_steps_import_and_nothing_heavy():
-    light, heavy, tests = lock("cpu-image"), lock("train-image"), lock("dev")
-    assert {"mlflow-skinny", "sqlalchemy", "alembic", "pyarrow", "msgspec", "scikit-learn", "boto3"} <= light
-    assert not light & {"torch", "timm", "torchvision", "scipy", "pandas", "mlflow", "kubernetes"}
-    assert {"torch", "timm", "torchvision", "simplejpeg", "mlflow-skinny"} <= heavy
-    assert "kfp" in light & heavy  # without its own requirements
-    assert light | heavy <= tests
+def test_the_cpu_image_has_what_its_steps_import_and_nothing_large():
+    cpu, train, tests = lock("cpu-image"), lock("train-image"), lock("dev")
+    assert {"mlflow-skinny", "sqlalchemy", "alembic", "pyarrow", "msgspec", "scikit-learn", "boto3"} <= cpu
+    assert not cpu & {"torch", "timm", "torchvision", "scipy", "pandas", "mlflow", "kubernetes"}
+    assert {"torch", "timm", "torchvision", "simplejpeg", "mlflow-skinny"} <= train
+    assert "kfp" in cpu & train  # without its own requirements
+    assert cpu | train <= tests

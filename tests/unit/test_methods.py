@@ -11,8 +11,7 @@ import csc.config
 from csc.config import learns_like, resolve
 from csc.methods import method, register, registered
 from csc.methods.base import Step
-from csc.methods.csc import max_entropy
-from csc.methods.losses import asymmetric_loss, binary_cross_entropy
+from csc.methods.losses import asymmetric_loss, binary_cross_entropy, max_entropy
 from csc.methods.lwf import LwF
 
 BATCH, OLD, NEW = 4, 3, 2

@@ -359,10 +359,10 @@ def test_models_fill_in_the_unknown_labels_of_exemplars_if_asked(
     own = objective.examples.own
     said = objective.logits_of_prior()[own:] > 0
     assert said[:, :2].any()
-    assert torch.equal(objective._filled[own:, :2], said[:, :2])
-    assert not objective._filled[:own].any()
-    assert not objective._filled[own:, 2:].any()  # what is known stays
-    known = objective._tables[0][own:]
+    assert torch.equal(objective._labels.by_prior[own:, :2], said[:, :2])
+    assert not objective._labels.by_prior[:own].any()
+    assert not objective._labels.by_prior[own:, 2:].any()  # what is known stays
+    known = objective._labels.known[own:]
     assert known[:, :OLD].all()
     assert bool(known[:, OLD:].all()) == (relabel == "both")
     if name == "csc-r":

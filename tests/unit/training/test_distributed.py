@@ -29,8 +29,7 @@ from csc.distributed.group import Group, join_group, no_sync, one_of_several
 from csc.distributed.launch import _handled_signals, main, processes_for, raise_error, run
 from csc.errors import BadConfig, BadData
 from csc.methods import build_head
-from csc.methods.csc import max_entropy
-from csc.methods.losses import asymmetric_loss, binary_cross_entropy
+from csc.methods.losses import asymmetric_loss, binary_cross_entropy, max_entropy
 from csc.nets.backbone import build_backbone
 from csc.nets.network import Network
 from csc.replay.memory import Memory, read_memory, write_memory
