@@ -38,7 +38,7 @@ __all__ = ["load"]
 WIDTH, HEIGHT, SIZE, SHORT_SIDE = 640, 480, 224, 256
 IMAGES, ROWS, ROUNDS = 6, 256, 4
 MEAN_DIFFERENCE, LARGEST_DIFFERENCE = 2.5, 40  # of the fast decoder from the exact one, as `decode` states them
-OTHER_VALUES = 0.02  # share that augmentation may change otherwise than Pillow: where its shears round otherwise
+TOLERANCE = 0.02  # share that augmentation may change otherwise than Pillow: where its shears round otherwise
 NETWORK, NETWORK_SIZE, BATCH, SECONDS = "tf_efficientnet_lite0", 128, 32, 15.0
 PLAIN = "plain Pillow, one core"
 
@@ -75,7 +75,7 @@ def _check(jpegs: Sequence[bytes]) -> None:
             found = f"{difference.mean():.2f} on average, {difference.max()} at most"
             raise CscError(f"bench load: fast decoding is off by {found}")
         image = _plain_augment(Image.fromarray(exact), np.random.default_rng(seed))
-        if (augment(exact, np.random.default_rng(seed)) != np.asarray(image)).mean() > OTHER_VALUES:
+        if (augment(exact, np.random.default_rng(seed)) != np.asarray(image)).mean() > TOLERANCE:
             raise CscError(f"bench load: augmentation with seed {seed} does not give the pixels of plain Pillow")
 
 

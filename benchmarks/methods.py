@@ -33,7 +33,7 @@ OLD, NEW, BATCH, ROUNDS = 4, 4, 16, 3  # task 2 of voc-b0c4
 CLASSES = tuple(map(str, range(OLD + NEW)))
 CONVOLUTIONS, TRANSFORMER = ("tf_efficientnet_lite0", 128), ("vit_tiny_patch16_224", 224)  # name, size of images
 GOAL = 0.9
-MADE = 3  # times that everything is made again, as in `benchmarks.step`
+REPEATS = 3  # times that everything is made again, as in `benchmarks.step`
 Work = Callable[[], object]
 
 
@@ -43,7 +43,7 @@ def methods() -> list[Result]:
     others = [name for name in all_methods() if name != "l2p" and not registered()[learns_like(name)].solves]
     for (backbone, size), names in ((CONVOLUTIONS, others), (TRANSFORMER, ["l2p"])):
         best: dict[str, float] = {}
-        for _ in range(MADE):
+        for _ in range(REPEATS):
             cases = {name: _Case(name, backbone, size) for name in dict.fromkeys(["finetune", *names])}
             steps = {name: case.step() for name, case in cases.items()}
             limits = {f"{name} limit": case.limit() for name, case in cases.items()}

@@ -37,7 +37,7 @@ __all__ = ["step"]
 
 OLD, NEW = 4, 4  # task 2 of voc-b0c4
 CASES = (("tf_efficientnet_lite0", 128, 32, 256, 6), ("tresnet_m", 224, 8, 1024, 3))  # size, batch, width, rounds
-MADE = 3  # times that everything is made again: where tensors come to lie in memory is worth some percent
+REPEATS = 3  # times that everything is made again: where tensors come to lie in memory is worth some percent
 Work = Callable[[], object]
 CPU = torch.device("cpu")
 
@@ -60,7 +60,7 @@ def step() -> list[Result]:
 def _best(name: str, size: int, batch: int, width: int, rounds: int) -> dict[str, float]:
     """Best seconds of each variant."""
     times = []
-    for _ in range(MADE):
+    for _ in range(REPEATS):
         with ExitStack() as started:
             works = {variant: started.enter_context(_apart(variant, name, size, batch, width)) for variant in VARIANTS}
             times.append(interleaved(works, rounds))

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from csc.cli.doctor import Check
-from csc.pipelines.cluster.kubernetes import Kubernetes, Unseen
+from csc.pipelines.cluster.kubernetes import Kubernetes, NotVisible
 from csc.pipelines.profile import Profile, Secret, read_profile
 from csc.report.text import single_line
 
@@ -30,7 +30,7 @@ MEANINGS = {
     "OnFailure": "steps that fail are tried again, refused input too; pods that vanish are not",
     "Always": "whatever fails is tried again: pods, steps, refused input, and sub-pipelines on top",
 }
-AS_MEANT = ("OnError", "OnTransientError")
+KNOWN_POLICIES = ("OnError", "OnTransientError")
 ADVICE = "an administrator can set OnError, see docs/profiles.md, 'Retries'"
 
 
@@ -53,7 +53,7 @@ class RetryPolicy:
             name = strategy.get("retryPolicy") or ("Always" if condition else cls.name)  # Argo's rule
             return cls(str(name), int(strategy.get("limit") or 0), condition)
         except (yaml.YAMLError, AttributeError, TypeError, ValueError, RecursionError):
-            raise Unseen(f"{CONFIGMAP} holds something else than Argo's settings") from None
+            raise NotVisible(f"{CONFIGMAP} holds something else than Argo's settings") from None
 
     def check(self, pods: int) -> Check:
         """Say what it means for a profile with so many `retry.pods`."""
@@ -63,7 +63,7 @@ class RetryPolicy:
         if self.condition:
             meaning += f", all of it only where {self.condition}"
         text = f"{self.name}: {meaning}; {often}"
-        if self.name in AS_MEANT or self.condition or not tries:
+        if self.name in KNOWN_POLICIES or self.condition or not tries:
             return Check("retries", "ok", text)
         remedy = ADVICE if self.limit else f"set retry.pods: 0, or {ADVICE}"
         return Check("retries", "warning", f"{text}; {remedy}")
@@ -75,7 +75,7 @@ def retry_policy(cluster: Kubernetes, namespace: str) -> RetryPolicy:
     for name in namespaces:
         if (found := cluster.get("config_map", CONFIGMAP, name)) is not None:
             return RetryPolicy.from_configmap(found.data or {})
-    raise Unseen(f"there is none in {' or '.join(namespaces)}")
+    raise NotVisible(f"there is none in {' or '.join(namespaces)}")
 
 
 def retry_warning(profile: Profile, namespace: str = "", seconds: float = 3.0) -> str:
@@ -113,7 +113,7 @@ def _checks(profile: str | None, namespace: str | None) -> Iterator[Check]:
         found = Kubernetes.connect()
         yield Check("cluster", "ok", f"{found.name} · Kubernetes {found.version()} · namespace {where}")
         cluster = found
-    except Unseen as reason:
+    except NotVisible as reason:
         yield Check("cluster", "failed", f"{reason}; 'kubectl cluster-info' must work here, or KUBECONFIG name a file")
     command = f"-n {KUBEFLOW} get configmap {CONFIGMAP} -o yaml"
     yield _answer("retries", command, lambda: retry_policy(cluster, where).check(asked.retry.pods))
@@ -133,7 +133,7 @@ def _answer(name: str, command: str, look: Callable[..., Check], *arguments: Any
     """What looking comes to, or why it came to nothing and how somebody else can look."""
     try:
         return look(*arguments)
-    except Unseen as reason:
+    except NotVisible as reason:
         return Check(name, "unknown", f"{reason}; to look: kubectl {command}")
 
 
@@ -184,7 +184,7 @@ def _account(cluster: Kubernetes, namespace: str, named: str) -> Check:
 def _train_jobs(cluster: Kubernetes, namespace: str, named: str) -> Check:
     account = _found_account(cluster, namespace, named)
     if not account:
-        raise Unseen("the account is not there")
+        raise NotVisible("the account is not there")
     if all(cluster.may(account, namespace, *needed) for needed in NEEDED_FOR_NODES):
         return Check("trainjobs", "ok", f"{account} may start them: train.nodes above 1 is possible")
     text = f"{account} may not create, get and delete them; only train.nodes above 1 needs that: deploy/rbac.yaml"

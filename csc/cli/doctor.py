@@ -21,6 +21,7 @@ from csc.cli.command import Command
 from csc.cli.preflight import missing_packages
 from csc.data.cores import cores
 from csc.errors import BadConfig, CscError
+from csc.report.text import single_line
 from csc.storage import exists, join, local_path
 from csc.tracking.server import database_of
 from csc.version import code_version
@@ -110,7 +111,11 @@ def _devices() -> Iterator[Check]:
         yield Check("device", "ok", available)
         return
     except (ImportError, OSError) as error:
-        yield Check("device", "failed", f"torch cannot be loaded ({_line(error)}); build the image again from its lock")
+        yield Check(
+            "device",
+            "failed",
+            f"torch cannot be loaded ({single_line(str(error))}); build the image again from its lock",
+        )
         return
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
@@ -169,7 +174,7 @@ def _tracking() -> Check:
     except ModuleNotFoundError as error:
         return Check("tracking", "failed", f"MLFLOW_TRACKING_URI is set, but there is no {error.name} to use it with")
     except CscError as error:
-        return Check("tracking", "failed", _line(error))
+        return Check("tracking", "failed", single_line(str(error)))
 
 
 def _data(uri: str) -> Check:
@@ -180,13 +185,9 @@ def _data(uri: str) -> Check:
 
         dataset = Dataset.open(uri)
     except CscError as error:
-        return Check("data", "failed", _line(error))
+        return Check("data", "failed", single_line(str(error)))
     images = sum(int(split["images"]) for split in dataset.splits.values())
     return Check("data", "ok", f"{uri} · {dataset.name}, {len(dataset.classes)} classes, {images:,} images")
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 def _arguments(parser: ArgumentParser) -> None:

@@ -28,7 +28,7 @@ class ClusterError(CscError):
     """The cluster cannot run the job, or the job failed."""
 
 
-class Unanswered(ClusterError, Unavailable):
+class ClusterUnavailable(ClusterError, Unavailable):
     """The cluster did not answer, which may pass."""
 
 
@@ -84,7 +84,7 @@ class TrainJobs:
     def _ask(self, what: str, call: Callable[..., Any], *names: str, nothing: int = 0, **options: Any) -> Any:
         """The API's answer, asked for again while there is none; None if it has the status `nothing`."""
         for _ in range(MOST_TRIES):
-            with contextlib.suppress(Unanswered):
+            with contextlib.suppress(ClusterUnavailable):
                 return self._ask_once(what, call, *names, nothing=nothing, **options)
             self.pause(POLL_SECONDS)
         return self._ask_once(what, call, *names, nothing=nothing, **options)
@@ -99,11 +99,11 @@ class TrainJobs:
         except ApiException as error:
             if error.status == nothing:
                 return None
-            kind = Unanswered if error.status == 429 or not 0 < error.status < 500 else ClusterError
+            kind = ClusterUnavailable if error.status == 429 or not 0 < error.status < 500 else ClusterError
             hint = HINTS.get(error.status, "")
             raise kind(f"cannot {what} in namespace {self.namespace}: {_reason(error)}{hint}") from None
         except HTTPError as error:
-            raise Unanswered(f"cannot {what} in namespace {self.namespace}: no answer ({error})") from None
+            raise ClusterUnavailable(f"cannot {what} in namespace {self.namespace}: no answer ({error})") from None
 
 
 def _reason(error: Any) -> str:

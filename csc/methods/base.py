@@ -155,8 +155,11 @@ class Method:
         return {}
 
     def terms(self, step: Step) -> "dict[str, Tensor]":
-        """The weighted terms of the method's loss of the task's images, by name; the loss is the sum of all terms."""
-        raise NotImplementedError
+        """The weighted terms of the method's loss of the task's images, by name; the loss is the sum of all terms.
+
+        Unless a method says otherwise, the classification loss alone.
+        """
+        return {"ce": self.classify(step, step.logits, step.targets)}
 
     def solve(self, objective: "Objective") -> dict[str, float]:
         """Give the network its weights after the task, in one pass; return what to log. Only asked with `solves`."""

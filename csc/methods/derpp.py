@@ -46,10 +46,6 @@ class DERpp(ER):
     stores_logits = True
     draws = 2
 
-    def terms(self, step: Step) -> "dict[str, Tensor]":
-        """The classification loss of one batch."""
-        return {"ce": self.classify(step, step.logits, step.targets)}
-
     def replayed(self, step: Step) -> "dict[str, Tensor]":
         """The stored logits of one draw, the labels of the other."""
         if not step.replays:

@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING
 
 from csc.config.schema import Config
 from csc.methods import register
-from csc.methods.base import Method, Step
+from csc.methods.base import Method
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 __all__ = ["Joint"]
 
@@ -28,7 +28,3 @@ class Joint(Method):
         """What is for tasks after the first: here every task starts from the initialisation."""
         later = ("freeze_grown_layers", "persist_optimizer", "legacy_bias_reset")
         return Method.unread(config) | {"train.lr", *(f"release_quirks.{name}" for name in later)}
-
-    def terms(self, step: Step) -> "dict[str, Tensor]":
-        """The classification loss of one batch."""
-        return {"ce": self.classify(step, step.logits, step.targets)}

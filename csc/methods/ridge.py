@@ -7,7 +7,7 @@ from csc.config.groups import AtLeast0, NotNegative, Settings
 from csc.config.schema import Config
 from csc.errors import BadConfig
 from csc.methods import register
-from csc.methods.base import HEADS, HeadKind, Method, Step
+from csc.methods.base import HEADS, HeadKind, Method
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -107,10 +107,6 @@ class RidgeRegression(Method):
     def is_random(cls, config: Config) -> bool:
         """Only random features are, and a backbone that learns or whose weights are not given."""
         return config.of(Ridge).hidden > 0 or config.init == "scratch" or config.backbone.learns(is_base=True)
-
-    def terms(self, step: Step) -> "dict[str, Tensor]":
-        """The classification loss under which the backbone learns in the base task, if it does."""
-        return {"ce": self.classify(step, step.logits, step.targets)}
 
     def solve(self, objective: "Objective") -> dict[str, float]:
         """Add the task's images to the sums, solve, and turn scores into probabilities."""

@@ -100,7 +100,7 @@ def _damaged(uri: str, view: int) -> list[int]:
     return damaged_shards(view_uri(uri, view), _finished(uri, view))
 
 
-class _MadeMeanwhile(Exception):
+class _AlreadyWritten(Exception):
     """Another run has finished the shard that this one was making."""
 
 
@@ -142,7 +142,7 @@ class _Embedding:
                     self._write(view, number, next(self._maps([shards[number]], view, bar)), shape)
         for view in left:
             while len(_finished(self.uri, view)) < len(counts[view]):
-                with contextlib.suppress(_MadeMeanwhile):  # continue after it
+                with contextlib.suppress(_AlreadyWritten):  # continue after it
                     self._make(view, counts[view], shape)
         if not _are_there(self.uri, views, self.dataset):  # else another run has written the card
             self._write_card(views, shape)
@@ -181,7 +181,7 @@ class _Embedding:
         with atomic_output(self._file(view, number)) as temporary, writable(temporary):
             rows = write_maps(maps, shape, temporary)
             if is_new and len(_finished(self.uri, view)) > number:
-                raise _MadeMeanwhile
+                raise _AlreadyWritten
             entry = IndexEntry(rows, temporary.stat().st_size, sha256_file(temporary))
         self._note(view, number, entry)
 
@@ -214,9 +214,9 @@ class _Embedding:
             workers=workers_for(settings.train.workers, self.device),
         )
         for shard in parts:
-            yield (self._seen(batch, bar) for batch in islice(batches, len(shard)))
+            yield (self._feature_maps(batch, bar) for batch in islice(batches, len(shard)))
 
-    def _seen(self, batch: "Batch", bar: Bar) -> Maps:
+    def _feature_maps(self, batch: "Batch", bar: Bar) -> Maps:
         """What the backbone sees in a batch: (rows, height, width, channels)."""
         import torch
 

@@ -133,7 +133,7 @@ def _store(uri: str | os.PathLike[str]) -> Iterator[Any]:
     try:
         client = _client(os.getpid())
     except BotoCoreError as error:
-        raise BadData(f"{where}: the AWS settings of this machine are not usable ({_line(error)})") from None
+        raise BadData(f"{where}: the AWS settings of this machine are not usable ({error})") from None
     except ValueError:  # its text may contain a password
         raise BadData(f"{where}: the endpoint is no address; AWS_ENDPOINT_URL_S3 must look like http://host") from None
     try:
@@ -191,7 +191,7 @@ def _failure(client: Any, error: Exception) -> tuple[type[BadData], str]:
     if isinstance(error, exceptions.BotoCoreError) and not isinstance(
         error, exceptions.ConnectionError | exceptions.HTTPClientError | exceptions.IncompleteReadError
     ):
-        return BadData, f"the request was not possible ({_line(error)})"
+        return BadData, f"the request was not possible ({error})"
     return StoreUnavailable, (
         f"the object store at {_endpoint(client)} does not answer; "
         "check the endpoint (AWS_ENDPOINT_URL_S3) and the network"
@@ -201,7 +201,3 @@ def _failure(client: Any, error: Exception) -> tuple[type[BadData], str]:
 def _endpoint(client: Any) -> str:
     parts = urlsplit(client.meta.endpoint_url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())

@@ -136,7 +136,7 @@ class _Run:
         return AtWork(self.cell.name, time.monotonic() - self.started, self.last_line)
 
     def _follow(self, ended: "queue.Queue[_Run]") -> None:
-        """Read the output to its end. Were nobody to read it, the process would stop when a buffer is full."""
+        """Read the output to its end; a process whose output is not read blocks when the buffer is full."""
         for line in self.process.stdout or ():
             if self.verbose:
                 print(f"{self.cell.name} | {line}", end="", flush=True)

@@ -112,7 +112,7 @@ def max_entropy_pair(run_id: str) -> dict[str, Results]:
         query = f"{with_tags(same)} and attributes.status = 'FINISHED'"
         for other in client.search_runs(all_experiments(client), query, order_by=_NEWEST):
             pair = {float(run.data.params.get(_BETA, 0)): run for run in (own, other)}
-            if len(pair) == 2 and 0 in pair and _but_beta(own) == _but_beta(other):
+            if len(pair) == 2 and 0 in pair and _params_without_beta(own) == _params_without_beta(other):
                 names = {0.0: "without max-entropy", max(pair): f"with max-entropy, β = {max(pair):g}"}
                 records = {name: _tracked(client, pair[beta]).record for beta, name in names.items()}
                 found = {name: record.run for name, record in records.items() if record is not None}
@@ -120,7 +120,7 @@ def max_entropy_pair(run_id: str) -> dict[str, Results]:
     return {}
 
 
-def _but_beta(run: "Run") -> dict[str, str]:
+def _params_without_beta(run: "Run") -> dict[str, str]:
     return {key: value for key, value in run.data.params.items() if key not in (_BETA, *EXECUTION_ONLY)}
 
 

@@ -4,18 +4,18 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Kubernetes", "Unseen"]
+__all__ = ["Kubernetes", "NotVisible"]
 
 TIMEOUT = 10.0  # seconds that one question may take
 
 
-class Unseen(Exception):
+class NotVisible(Exception):
     """Why something could not be looked at."""
 
 
 @dataclass(frozen=True)
 class Kubernetes:
-    """A Kubernetes API, as far as whoever asks may use it; without a client, one that nobody has reached."""
+    """A Kubernetes API, with the rights of the caller; without a client, one that was not reached."""
 
     client: Any = None  # kubernetes.client.ApiClient
     name: str = ""
@@ -27,7 +27,7 @@ class Kubernetes:
         try:
             from kubernetes import client, config
         except ImportError:
-            raise Unseen("the package 'kubernetes' is not installed") from None
+            raise NotVisible("the package 'kubernetes' is not installed") from None
         settings = client.Configuration()
         settings.retries = 0
         file = os.environ.get("KUBECONFIG") or config.KUBE_CONFIG_DEFAULT_LOCATION
@@ -38,16 +38,16 @@ class Kubernetes:
             try:
                 config.load_incluster_config(client_configuration=settings)
             except config.ConfigException:
-                raise Unseen("there is no usable kubeconfig, and this is no pod with a service account") from None
+                raise NotVisible("there is no usable kubeconfig, and this is no pod with a service account") from None
             name = "the cluster of this pod"
         except Exception as error:  # whatever a broken file leads to; its words may hold a token
-            raise Unseen(f"the kubeconfig cannot be used ({type(error).__name__})") from None
+            raise NotVisible(f"the kubeconfig cannot be used ({type(error).__name__})") from None
         return cls(client.ApiClient(settings), name, timeout)
 
     def _ask(self, api: str, call: str, *arguments: Any) -> Any:
         """The answer to a call of an API of the client; None if what is asked for is not there."""
         if self.client is None:
-            raise Unseen("the cluster was not reached")
+            raise NotVisible("the cluster was not reached")
         from kubernetes import client
         from urllib3.exceptions import HTTPError
 
@@ -57,9 +57,9 @@ class Kubernetes:
             if error.status == 404:
                 return None
             known = {401: "not logged in", 403: "forbidden to you"}
-            raise Unseen(known.get(error.status, f"the cluster answers with error {error.status}")) from None
+            raise NotVisible(known.get(error.status, f"the cluster answers with error {error.status}")) from None
         except HTTPError:
-            raise Unseen("the cluster does not answer") from None
+            raise NotVisible("the cluster does not answer") from None
 
     def version(self) -> str:
         """Of Kubernetes."""

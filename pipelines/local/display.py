@@ -20,7 +20,7 @@ def worth_showing(line: str) -> bool:
 
 
 class Display:
-    """Is told what happens, and shows nothing of it."""
+    """What a display may do; this one shows nothing."""
 
     reports = False  # whether steps shall report their progress within a line of their own
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tests.mlflow_server import Servers
 
 # As a profile sets it for a cluster, with shorter pauses.
-PATIENCE = {
+RETRY_SETTINGS = {
     "CSC_RETRY_TIMES": "5",
     "CSC_RETRY_WAIT": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "4",
@@ -92,7 +92,7 @@ def on_servers(servers: "Servers", folder: Path, number: int, through: dict[str,
 
     It is a limit of the gradient that none ever comes to.
     """
-    variables = {**servers.store.environment(), **PATIENCE, "MLFLOW_TRACKING_URI": servers.tracking.uri}
+    variables = {**servers.store.environment(), **RETRY_SETTINGS, "MLFLOW_TRACKING_URI": servers.tracking.uri}
     variables |= {"CSC_CACHE": str(folder / "cache"), **through}
     words = ("run", SCENARIO, "--data", data or _data(servers, "faults"), "--workdir", folder / "work")
     return Workspace(folder, words, (*SMALL, f"train.clip={1_000_000 + number}"), variables, forked=bool(through))

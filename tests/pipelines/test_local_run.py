@@ -68,7 +68,7 @@ def test_reused_steps_have_the_titles_of_their_tasks(reporter: RunReporter):
 
 
 @pytest.mark.parametrize(
-    "error", ["csc.errors.BadData", "csc.storage.uris.NoSuchFile", "csc.distributed.cluster.Unanswered"]
+    "error", ["csc.errors.BadData", "csc.storage.uris.NoSuchFile", "csc.distributed.cluster.ClusterUnavailable"]
 )
 def test_an_error_of_ours_is_known_wherever_its_class_is(reporter: RunReporter, error: str):
     reporter.begin("train")

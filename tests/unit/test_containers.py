@@ -17,9 +17,9 @@ from csc.pipelines.local.steps import Start, Step
 PACKAGE = """
 deploymentSpec:
   executors:
-    exec-a: {container: {image: "light:1"}}
-    exec-b: {container: {image: "heavy:1"}}
-    exec-c: {container: {image: "light:1"}}
+    exec-a: {container: {image: "cpu:1"}}
+    exec-b: {container: {image: "train:1"}}
+    exec-c: {container: {image: "cpu:1"}}
 ---
 platforms: {}
 """
@@ -50,7 +50,7 @@ class Engine:
     """What we use of a Docker client."""
 
     def __init__(
-        self, known=("light:1", "heavy:1"), left=(), runtimes=("runc",), container=None, user="10001:10002"
+        self, known=("cpu:1", "train:1"), left=(), runtimes=("runc",), container=None, user="10001:10002"
     ) -> None:
         self.known, self.left, self.runtimes, self.user = known, left, runtimes, user
         self.container = container or Container([], 0)
@@ -85,7 +85,7 @@ class Engine:
 def start_a_step(start: Start, **variables: str) -> tuple[int, list[str]]:
     """Run a step; return how it ended and what it printed."""
     lines: list[str] = []
-    return start(Step("light:1", ["x"], variables), lines.append), lines
+    return start(Step("cpu:1", ["x"], variables), lines.append), lines
 
 
 @pytest.fixture
@@ -220,7 +220,7 @@ def test_root_gives_away_no_folder_with_other_things_in_it(monkeypatch, workdir,
 
 @pytest.mark.parametrize("user", ["", "nobody", "nobody:10002"])
 def test_root_is_told_of_an_image_whose_user_has_no_number(monkeypatch, workdir, as_root, user):
-    with pytest.raises(NoContainer, match=f"the user of image heavy:1 is '{user}', expected numbers such as 10001:1"):
+    with pytest.raises(NoContainer, match=f"the user of image cpu:1 is '{user}', expected numbers such as 10001:1"):
         options(monkeypatch, workdir, Engine(user=user))
     assert as_root == []
 
@@ -244,11 +244,11 @@ def test_what_killed_runs_left_is_removed_and_what_runs_at_work_have_is_not(monk
 
 
 def test_a_pull_is_announced_before_it_takes_its_time(monkeypatch, workdir, capsys):
-    engine = Engine(known=("heavy:1",))
+    engine = Engine(known=("train:1",))
     said = []
     engine.images.pull = lambda image: said.append(capsys.readouterr().out)
     options(monkeypatch, workdir, engine)
-    assert said == ["pulling image light:1 …\n"]
+    assert said == ["pulling image cpu:1 …\n"]
 
 
 def test_a_step_gets_its_own_variables_on_top_of_those_of_all_steps(monkeypatch, workdir):
@@ -265,8 +265,8 @@ def test_a_step_gets_its_own_variables_on_top_of_those_of_all_steps(monkeypatch,
 
 
 def test_a_missing_image_is_named_with_what_to_do(monkeypatch, workdir):
-    with pytest.raises(NoContainer, match="there is no image heavy:1, here or in a registry; build it with 'make imag"):
-        options(monkeypatch, workdir, Engine(known=("light:1",)))
+    with pytest.raises(NoContainer, match="there is no image train:1, here or in a registry; build it with 'make imag"):
+        options(monkeypatch, workdir, Engine(known=("cpu:1",)))
 
 
 def test_a_missing_engine_is_one_line(monkeypatch, workdir):
@@ -294,5 +294,5 @@ def test_an_interrupted_container_is_removed(monkeypatch, workdir):
 
     container = Interrupted([], 0)
     with pytest.raises(KeyboardInterrupt):
-        containers._run_to_its_end(Engine(container=container), Step("light:1", ["x"], {}), print, {})
+        containers._run_to_its_end(Engine(container=container), Step("cpu:1", ["x"], {}), print, {})
     assert container.removed
