@@ -334,7 +334,10 @@ def test_bad_word_vectors_are_named_in_one_line(bench: Bench, tmp_path: Path, co
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(("name", "relabel"), [("csc-r", "teacher"), ("csc-r", "both"), ("er", "both")])
+RELABELLED = [("csc-r", "teacher"), *((name, "both") for name in ("csc-r", "agcn-r", "krt-r", "er", "derpp", "podnet"))]
+
+
+@pytest.mark.parametrize(("name", "relabel"), RELABELLED)
 def test_models_fill_in_the_unknown_labels_of_exemplars_if_asked(
     bench: Bench, views: dict[int, View], tasks: tuple[Task, ...], name: str, relabel: str
 ):
