@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
+unexport PYTHONDONTWRITEBYTECODE  # the tests start Python hundreds of times: it need not compile everything each time
 .PHONY: help setup run test quick test-services test-faults test-docker bench screenshots lint format fuzz golden lock hashes wheelhouse images push sbom \
 	licences audit clean
 

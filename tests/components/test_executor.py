@@ -137,12 +137,6 @@ def window(kubeflow: Kubeflow, scenario: Run) -> Run:
 
 
 @pytest.fixture(scope="module")
-def maps(kubeflow: Kubeflow) -> Run:
-    """The first task, on maps of a frozen backbone."""
-    return kubeflow.scenario(ON_MAPS, tasks="1")
-
-
-@pytest.fixture(scope="module")
 def nodes(kubeflow: Kubeflow, scenario: Run) -> Run:
     """The second task, trained by the Kubeflow Trainer."""
     return kubeflow.scenario(ON_NODES, tasks="2", preparation=INSTALL)
@@ -150,8 +144,9 @@ def nodes(kubeflow: Kubeflow, scenario: Run) -> Run:
 
 @pytest.fixture(scope="module")
 def study(kubeflow: Kubeflow) -> Run:
+    """Two runs of a single task, on maps of a frozen backbone."""
     row = Row("Fine-Tuning", "finetune")
-    small = {key: value for key, value in SETTINGS.items() if key != "cigcn"}
+    small = {key: value for key, value in ON_MAPS.items() if key != "cigcn"}
     asked = Study("small", "Small", (row,), ("digits-b0c10",), seeds=(0, 1), settings=small)
     sources = {"digits": DataSource(kubeflow.data, CLASSES)}
     profile = read_profile("kubeflow")
@@ -178,13 +173,13 @@ def extension(kubeflow: Kubeflow, scenario: Run) -> Run:
     return kubeflow.run(compile_to, data=animals.uri, test=kubeflow.data, model=model)
 
 
-RUNS = ("scenario", "window", "maps", "nodes", "study", "extension")
+RUNS = ("scenario", "window", "nodes", "study", "extension")
 
 
 @pytest.fixture(scope="module")
-def steps(scenario: Run, window: Run, maps: Run, nodes: Run, study: Run, extension: Run) -> list[Step]:
+def steps(scenario: Run, window: Run, nodes: Run, study: Run, extension: Run) -> list[Step]:
     """Every step of every pipeline."""
-    return [step for run in (scenario, window, maps, nodes, study, extension) for step in run.steps]
+    return [step for run in (scenario, window, nodes, study, extension) for step in run.steps]
 
 
 @pytest.fixture

@@ -103,16 +103,16 @@ def signalled(words, moment, number, errors):
 
 def test_sigterm_ends_a_run_with_143_and_killed_runs_are_closed_by_the_next_one(scenes, tmp_path):
     fresh_database(tmp_path)
-    words = command("run", "digits-b0c4", "--data", scenes, "--workdir", tmp_path)
-    code, said = signalled(words, "task 1/3 · epoch 1/2", signal.SIGTERM, tmp_path / "said")
+    words = command("run", "digits-b0c5", "--data", scenes, "--workdir", tmp_path)
+    code, said = signalled(words, "task 1/2 · epoch 1/2", signal.SIGTERM, tmp_path / "said")
     assert code == 143, said
     assert re.search(r"csc: ended by SIGTERM in task 1 · \w+; the same command resumes the work", said), said
     assert statuses(tmp_path) == {"KILLED"}
-    assert signalled(words, "task 2/3 · epoch 1/2", signal.SIGKILL, tmp_path / "said")[0] == -signal.SIGKILL
+    assert signalled(words, "task 2/2 · epoch 1/2", signal.SIGKILL, tmp_path / "said")[0] == -signal.SIGKILL
     assert statuses(tmp_path) == {"RUNNING"}
     (lock,) = (tmp_path / "runs").glob("*.lock")
     temporary = json.loads(lock.read_text())["temporary"]
-    other = csc("run", "digits-b0c4", "--data", scenes, "--workdir", tmp_path, "--seed", 1, "--tasks", "1")
+    other = csc("run", "digits-b0c5", "--data", scenes, "--workdir", tmp_path, "--seed", 1, "--tasks", "1")
     assert other.returncode == 0, other.stderr
     assert statuses(tmp_path) <= {"KILLED", "RUNNING"}  # the other's own run waits for the rest of its tasks
     assert "KILLED" in statuses(tmp_path)
