@@ -1,4 +1,5 @@
 """What shortcuts of the training code are worth: folded batch-norms, kept memory, an optimiser without a compiler."""
+
 import subprocess
 import sys
 
