@@ -3,8 +3,10 @@
 import csv
 import glob
 import json
+import os
 import re
 import sys
+import tempfile
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -14,14 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 from csc.cli.command import Command
 from csc.cli.workdir import tracked_workdir, workdir_argument
+from csc.data.cores import cores
 from csc.data.progress import Bar
 from csc.errors import BadData
 from csc.storage import local_path, write_bytes
 
 if TYPE_CHECKING:
-    from csc.serving.predictor import Prediction
+    from csc.serving.predictor import Prediction, Predictor
 
-__all__ = ["PREDICT"]
+__all__ = ["PREDICT", "load_predictor"]
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 Found = list[tuple[str, float]]  # predicted classes with their confidences
@@ -42,12 +45,9 @@ def _run(arguments: Namespace) -> int:
     if arguments.threshold is not None and not 0 <= arguments.threshold <= 1:
         raise BadData(f"--threshold {arguments.threshold:g}: expected a number between 0 and 1, for instance 0.8")
     images = [image for given in arguments.images for image in _image_files(given)]
-    if arguments.model.startswith("models:/"):
-        tracked_workdir(arguments.workdir)
-    from csc.serving.predictor import BATCH, Predictor, above
-    from csc.tracking.registry import fetch_model
+    predictor = load_predictor(arguments.model, arguments.workdir)
+    from csc.serving.predictor import BATCH, above
 
-    predictor = Predictor(fetch_model(arguments.model))
     classes, thresholds = predictor.card.classes, predictor.thresholds
     if arguments.threshold is not None:
         thresholds = dict.fromkeys(classes, arguments.threshold)
@@ -69,6 +69,21 @@ def _run(arguments: Namespace) -> int:
     if heatmaps:
         print(f"heat maps: {len(heatmaps.written)} in {heatmaps.folder}", file=sys.stderr)
     return 0
+
+
+def load_predictor(model: str, workdir: str) -> "Predictor":
+    """Load a model folder or, by the tracking store of a work folder, a registered model; no download stays behind."""
+    if model.startswith("models:/"):
+        tracked_workdir(workdir)
+    import torch
+
+    from csc.serving.predictor import Predictor
+    from csc.tracking.registry import fetch_model
+
+    if not os.environ.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(cores())  # torch counts the cores of the node, not the share of the container
+    with tempfile.TemporaryDirectory(prefix="csc-model-") as folder:
+        return Predictor(fetch_model(model, Path(folder)))
 
 
 def _image_files(given: str) -> list[str]:

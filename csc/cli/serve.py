@@ -1,17 +1,14 @@
 """`csc serve`: a registered model behind HTTP; `csc.serving.service` says what it answers."""
 
-import os
 import re
 import signal
 import socket
-import tempfile
 from argparse import ArgumentParser, Namespace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from csc.cli.command import Command
-from csc.cli.workdir import tracked_workdir, workdir_argument
-from csc.data.cores import cores
+from csc.cli.predict import load_predictor
+from csc.cli.workdir import workdir_argument
 from csc.errors import BadConfig
 
 if TYPE_CHECKING:
@@ -37,7 +34,8 @@ def _serve(arguments: Namespace) -> int:
     import uvicorn  # noqa: F401
 
     with listening(arguments.host, arguments.port) as listener:
-        predictor = _load(arguments.model, arguments.workdir)
+        predictor = load_predictor(arguments.model, arguments.workdir)
+        _try_once(predictor)
         name = arguments.name or _name(arguments.model, predictor)
         from csc.serving.service import application
 
@@ -58,22 +56,11 @@ def listening(host: str, port: int) -> socket.socket:
         raise BadConfig(f"cannot listen on {host}, port {port} ({reason}); choose another address or port") from None
 
 
-def _load(model: str, workdir: str) -> "Predictor":
-    """Load a model and try it once, so that the first request is as quick as the others."""
-    if model.startswith("models:/"):
-        tracked_workdir(workdir)
+def _try_once(predictor: "Predictor") -> None:
+    """Predict once, so that the first request is as quick as the others."""
     import numpy as np
-    import torch
 
-    from csc.serving.predictor import Predictor
-    from csc.tracking.registry import fetch_model
-
-    if not os.environ.get("OMP_NUM_THREADS"):
-        torch.set_num_threads(cores())  # torch counts the cores of the node, not the share of the container
-    with tempfile.TemporaryDirectory(prefix="csc-serve-") as folder:
-        predictor = Predictor(fetch_model(model, Path(folder)))
     predictor.confidences([np.zeros((predictor.size, predictor.size, 3), np.uint8)])
-    return predictor
 
 
 def _name(model: str, predictor: "Predictor") -> str:

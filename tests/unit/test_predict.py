@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import shutil
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,24 @@ def test_a_folder_stands_for_all_images_below_it(model: Path, folder: Path, caps
 def test_a_pattern_stands_for_what_matches_it(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]):  # noqa: F811
     lines = printed(["predict", str(model), "pictures/**/*.jpg"], capsys)
     assert [line.split("\t")[0] for line in lines] == ["pictures/more/c.jpg"]
+
+
+def test_a_model_that_was_downloaded_does_not_stay_behind(
+    model: Path,  # noqa: F811
+    cwd: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    def fetch(uri: str, folder: Path | None = None) -> Path:  # as MLflow does from a server
+        return shutil.copytree(model, (folder or Path(tempfile.mkdtemp())) / "model")
+
+    temporary = cwd / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setattr("csc.tracking.registry.fetch_model", fetch)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    assert len(printed(["predict", "models:/digits-b0c2-lwf@final", "a.jpg"], capsys)) == 1
+    assert not list(temporary.iterdir())
 
 
 def test_more_images_than_a_batch_come_in_their_order(
