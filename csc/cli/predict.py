@@ -89,15 +89,16 @@ def load_predictor(model: str, workdir: str) -> "Predictor":
 def _image_files(given: str) -> list[str]:
     """The files that a word of the command line means."""
     path = local_path(given)
+    name = given if Path(given) == path else str(path)  # what a person typed is printed as it was typed
     if path.is_file():
-        return [given]
+        return [name]
     if path.is_dir():
         found = sorted(str(file) for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
         if not found:
             raise BadData(f"{given}: no image files in this folder ({', '.join(SUFFIXES)})")
         return found
     if glob.has_magic(given):
-        matching = sorted(file for file in glob.glob(given, recursive=True) if Path(file).is_file())  # noqa: PTH207
+        matching = sorted(file for file in glob.glob(name, recursive=True) if Path(file).is_file())  # noqa: PTH207
         if matching:
             return matching
         raise BadData(f"{given}: no file matches this pattern")

@@ -36,6 +36,18 @@ def test_a_pattern_stands_for_what_matches_it(model: Path, folder: Path, capsys:
     assert [line.split("\t")[0] for line in lines] == ["pictures/more/c.jpg"]
 
 
+def test_a_file_address_and_a_home_folder_are_followed(
+    model: Path,  # noqa: F811
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    monkeypatch.setenv("HOME", str(folder))
+    given = [f"file://{folder}/b.png", "~/b.png", "~/*.png", "./a.jpg"]
+    lines = printed(["predict", str(model), *given], capsys)
+    assert [line.split("\t")[0] for line in lines] == [f"{folder}/b.png"] * 3 + ["./a.jpg"]
+
+
 def test_a_model_that_was_downloaded_does_not_stay_behind(
     model: Path,  # noqa: F811
     cwd: Path,  # noqa: F811
