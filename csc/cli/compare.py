@@ -1,13 +1,12 @@
 """`csc compare`: runs of the tracking store next to each other, as a table and a page."""
 
 from argparse import ArgumentParser, Namespace
-from pathlib import Path
 
 from csc.cli.command import Command
 from csc.cli.workdir import tracked_workdir, workdir_argument
 from csc.errors import BadConfig
 from csc.report.text import printable_line
-from csc.storage import local_path, write_bytes
+from csc.storage import join, local_path, write_bytes
 
 __all__ = ["COMPARE"]
 
@@ -29,6 +28,7 @@ def _compare(arguments: Namespace) -> int:
         raise BadConfig("csc compare: name at least two runs, or give --last N")
     if len(arguments.runs) == 1 or (arguments.last is not None and arguments.last < 2):
         raise BadConfig("csc compare: expected at least two runs")
+    page = local_path(arguments.output or join(arguments.workdir, "comparison.html"))
     tracked_workdir(arguments.workdir)
     from csc.study.compare import compare, comparison_page, comparison_text
     from csc.tracking.queries import newest_runs
@@ -38,7 +38,6 @@ def _compare(arguments: Namespace) -> int:
     if len(names) < 2:
         raise BadConfig(f"csc compare --last {arguments.last}: only {len(names)} finished runs in the tracking store")
     found = compare([find_run(name) for name in names])
-    page = Path(arguments.output) if arguments.output else local_path(arguments.workdir) / "comparison.html"
     write_bytes(page, comparison_page(found).encode())
     for line in comparison_text(found).splitlines():  # with names that the server has given
         print(printable_line(line))

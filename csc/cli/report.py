@@ -1,7 +1,6 @@
 """`csc report`: the page of a run, made again from what the tracking store keeps."""
 
 from argparse import ArgumentParser, Namespace
-from pathlib import Path
 
 from csc.cli.command import Command
 from csc.cli.workdir import run_argument, tracked_workdir, workdir_argument
@@ -19,6 +18,7 @@ def _arguments(parser: ArgumentParser) -> None:
 
 
 def _report(arguments: Namespace) -> int:
+    output = local_path(arguments.output) if arguments.output else None
     tracked_workdir(arguments.workdir)
     from csc.report.page import render
     from csc.report.table import text_table
@@ -29,8 +29,7 @@ def _report(arguments: Namespace) -> int:
     found = find_run(arguments.run)
     if found.record is None:
         raise BadData(f"run {found.name}: no task is finished yet, so there is nothing to report")
-    named = f"{page_name(found.scenario, found.config)}.html"
-    page = Path(arguments.output) if arguments.output else local_path(arguments.workdir) / named
+    page = output or local_path(arguments.workdir) / f"{page_name(found.scenario, found.config)}.html"
     evidence, old_classes = fetch_evidence(found.run_id), fetch_old_classes(found.run_id)
     write_bytes(page, render(found.record.run, evidence, max_entropy_pair(found.run_id), old_classes).encode())
     print(f"{text_table(found.record.run)}\n\nreport    {page}")

@@ -24,7 +24,7 @@ from csc.pipelines.local.lock import close_runs_on_failure, locked
 from csc.pipelines.profile import SHIPPED, Profile, on_this_machine, read_profile, run_defaults
 from csc.pipelines.window import Window
 from csc.scenario import CLASS_COUNTS, PAPER_SCENARIOS, Scenario
-from csc.storage import absolute, exists, join, write_bytes
+from csc.storage import absolute, exists, join, local_path, write_bytes
 from csc.tracking.names import changed_settings, model_name, page_name, settings_text
 from csc.tracking.registry import find_record, point_aliases
 from csc.tracking.server import nothing_tracked
@@ -107,11 +107,12 @@ def _compile(arguments: Namespace) -> int:
     profile = read_profile(arguments.profile)
     if not arguments.output.endswith((".yaml", ".yml")):
         raise BadData(f"-o {arguments.output}: expected a file name that ends in .yaml")
+    output = local_path(arguments.output)
     print(scenario.announcement(classes))
     from csc.pipelines.scenario import compile_pipeline
 
-    compile_pipeline(scenario, classes, Path(arguments.output), overrides, profile, window, on_cluster=True)
-    print(f"wrote {arguments.output}")
+    compile_pipeline(scenario, classes, output, overrides, profile, window, on_cluster=True)
+    print(f"wrote {output}")
     return 0
 
 

@@ -28,7 +28,7 @@ from csc.pipelines.local.lock import make_writable
 from csc.pipelines.profile import SHIPPED as PROFILES
 from csc.pipelines.profile import Profile, read_profile, run_defaults
 from csc.scenario import CLASS_COUNTS, Scenario
-from csc.storage import absolute, exists, join
+from csc.storage import absolute, exists, join, local_path
 from csc.study.cells import Cell, DataSource, Result, cells, results
 from csc.study.files import log_outcome, write_files
 from csc.study.local import command_of, distinct, run_cells
@@ -96,6 +96,7 @@ def _study(arguments: Namespace) -> int:
     workdir = use_workdir(arguments.workdir)
     if arguments.markdown:
         return _write_document(arguments, studies, profile, workdir)
+    folder = local_path(arguments.output or workdir / "studies")
     sources = _sources_here(study, arguments.data, profile, workdir, make=not arguments.dry_run)
     asked = cells(study, sources)
     known = results(asked)
@@ -105,7 +106,6 @@ def _study(arguments: Namespace) -> int:
         failed = _run(arguments, study, left, profile, workdir)
         known = results(asked, failed=failed, tried={cell.name for cell in left})
     outcome = Outcome(study, tuple(known))
-    folder = Path(arguments.output) if arguments.output else workdir / "studies"
     files = write_files(outcome, folder)
     log_outcome(outcome)
     print(f"\n{text(outcome)}\n")
@@ -119,6 +119,7 @@ def _study(arguments: Namespace) -> int:
 
 def _write_document(arguments: Namespace, studies: Sequence[Study], profile: Profile, workdir: Path) -> int:
     """Print what is finished of some studies, or put it into a document; nothing is run."""
+    document = local_path(arguments.markdown)
     outcomes = []
     for study in studies:
         sources = _sources_here(study, arguments.data, profile, workdir, make=False)
@@ -126,7 +127,7 @@ def _write_document(arguments: Namespace, studies: Sequence[Study], profile: Pro
     if arguments.markdown == "-":
         print(results_document(outcomes))
     else:
-        write_results(Path(arguments.markdown), outcomes)
+        write_results(document, outcomes)
         for outcome in outcomes:
             if missing := len(outcome.missing):
                 count = f"{missing} of {len(outcome.results)} cells"
@@ -264,7 +265,7 @@ def _compile(arguments: Namespace, study: Study, profile: Profile) -> int:
     """Write the pipeline of the whole study; what is finished there is known there."""
     if not arguments.compile.endswith((".yaml", ".yml")):
         raise BadData(f"--compile {arguments.compile}: expected a file name that ends in .yaml")
-    for file, runs in _compiled(Path(arguments.compile), arguments, study, profile):
+    for file, runs in _compiled(local_path(arguments.compile), arguments, study, profile):
         print(f"wrote {file}: {runs} runs")
     return 0
 
