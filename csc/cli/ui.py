@@ -23,7 +23,7 @@ __all__ = ["UI"]
 
 def _arguments(parser: ArgumentParser) -> None:
     workdir_argument(parser)
-    parser.add_argument("--port", type=int, default=5000, help="of this machine (default: 5000)")
+    parser.add_argument("--port", type=int, default=5000, help="of this machine; 0 for a free one (default: 5000)")
 
 
 def _run(arguments: Namespace) -> int:
@@ -31,9 +31,10 @@ def _run(arguments: Namespace) -> int:
     if uri.startswith(("http://", "https://")):  # its pages are there already
         _print_views(without_secrets(uri).rstrip("/"), with_views())
         return 0
-    listening("127.0.0.1", arguments.port).close()  # says in one line if the port is taken
-    address = f"http://127.0.0.1:{arguments.port}"
-    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(arguments.port)]
+    with listening("127.0.0.1", arguments.port) as listener:  # says in one line if the port is taken
+        port = listener.getsockname()[1]
+    address = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--uvicorn-opts", "--log-level warning"]  # a line per request would push the addresses out of sight
     # Without the processes that evaluate language models, and what its libraries think of each other.
     environment = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "PYTHONWARNINGS": "ignore", **os.environ}

@@ -368,6 +368,17 @@ def test_ui_refuses_a_port_that_is_taken(cwd: Path, capsys: pytest.CaptureFixtur
         assert f"port {port} (Address already in use)" in refused(["ui", "--port", str(port)], cwd, capsys)
 
 
+def test_ui_finds_a_free_port_if_asked_for_port_0(cwd: Path, monkeypatch: pytest.MonkeyPatch):
+    def start(words: list[str], **_: object) -> None:
+        raise InterruptedError(words[words.index("--port") + 1])
+
+    (cwd / "work").mkdir()
+    (cwd / "work" / "mlflow.db").touch()
+    monkeypatch.setattr(subprocess, "Popen", start)
+    with pytest.raises(InterruptedError, match=r"^[1-9]\d+$"):
+        cli.main(["ui", "--port", "0"])
+
+
 def next_command(lines: list[str]) -> tuple[str, str]:
     """The scenario and the data that the last line proposes."""
     match = re.fullmatch(r"next: csc run (\S+) --data (\S+)", lines[-1])
