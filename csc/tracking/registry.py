@@ -36,6 +36,7 @@ __all__ = [
     "load_record",
     "local_model",
     "log_model",
+    "model_names",
     "point_aliases",
     "read_record",
     "register_version",
@@ -263,6 +264,12 @@ class LastVersion:
     alias: str = ""
     kept_back: str = ""
     moved: tuple[str, ...] = ()
+
+
+def model_names(key: str) -> list[str]:
+    """The registered models with versions of a run; an extension's are below the name of the model that it extends."""
+    with translate_errors():
+        return sorted({version.name for version in connect().search_model_versions(with_tags({"csc.run_key": key}))})
 
 
 def point_aliases(name: str, key: str) -> LastVersion:

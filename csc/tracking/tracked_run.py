@@ -17,9 +17,9 @@ from csc.data.dataset import Dataset
 from csc.errors import BadData, CscError, TrackingError, Unavailable
 from csc.scenario import Scenario
 from csc.tracking.calls import translate_errors
-from csc.tracking.names import changed_settings, model_name
+from csc.tracking.names import changed_settings
 from csc.tracking.queries import all_experiments, close_runs, task_of, with_tags
-from csc.tracking.registry import point_aliases, read_record
+from csc.tracking.registry import model_names, point_aliases, read_record
 from csc.tracking.server import connect
 from csc.tracking.versions import Address
 from csc.version import code_version
@@ -189,6 +189,6 @@ def close_run(scenario: str, data: str, config: str, state: str, extended: str =
     if closed:
         print(f"marked as {status}: {', '.join(closed)}")
     elif not state.upper().startswith(("CANCEL", "FAIL")):
-        for line in point_aliases(model_name(scenario, settings.method), key).moved:
+        for line in [line for name in model_names(key) for line in point_aliases(name, key).moved]:
             print(f"alias {line}")
     return bool(closed)

@@ -97,18 +97,20 @@ def test_a_run_that_never_began_has_nothing_to_close(tmp_path, monkeypatch, caps
     assert not list(tmp_path.glob("*.db"))
 
 
-def test_a_complete_run_that_is_asked_for_again_gets_its_aliases_back(tracker, data, capsys):
+@pytest.mark.parametrize(("scenario", "extended"), [(SCENARIO, ""), (f"{SCENARIO}+3", "f" * 64)])
+def test_a_complete_run_that_is_asked_for_again_gets_its_aliases_back(tracker, data, scenario, extended, capsys):
     tracker.finish("done")
     finish_scenario(tracker.scenario_run_id, {"last_mAP": 50.0}, 2, {"report.html": "page"}, "done")
     name, client = f"{SCENARIO}-csc", tracker.client
     client.create_registered_model(name)
-    for key in (tracker.key, "another run"):
+    own = CONFIG.run_key(scenario, data.fingerprint, code_version(), extended)
+    for key in (own, "another run"):
         tags = {"csc.run_key": key, "csc.task": "2", "csc.tasks": "2"}
         task_run = tracker.task_run.info
         version = client.create_model_version(name, f"{task_run.artifact_uri}/model", task_run.run_id, tags)
         client.set_registered_model_alias(name, "final", version.version)
-    finish(SCENARIO, str(data.path), differences("digits", CONFIG), "FAILED")
+    finish(scenario, str(data.path), differences("digits", CONFIG), "FAILED", extended)
     assert str(client.get_model_version_by_alias(name, "final").version) == "2"
-    finish(SCENARIO, str(data.path), differences("digits", CONFIG), "SUCCEEDED")
+    finish(scenario, str(data.path), differences("digits", CONFIG), "SUCCEEDED", extended)
     assert str(client.get_model_version_by_alias(name, "final").version) == "1"
     assert "alias final is version 1 again (was 2)" in capsys.readouterr().out
