@@ -119,9 +119,10 @@ def ap_heatmap(run: Run, width: float = WIDTH) -> str:
     y = float(top)
     for group, arrival in enumerate(run.tasks):
         earlier = run.tasks[group - 1] if group else None
+        names = arrival.seen[len(earlier.seen) if earlier else 0 :]
         if not narrow:
-            marks.append(label(2, y + 14, _arrival(earlier, arrival), "muted"))
-        for name in arrival.seen[len(earlier.seen) if earlier else 0 :]:
+            marks.append(label(2, y + 14, _arrival(names, earlier, arrival), "muted"))
+        for name in names:
             after = list(zip(centres, run.tasks, strict=True))[group:]
             values = [(x, task, task.metrics["AP"][name]) for x, task in after]
             marks.append(label(left - 10, y + 14, cut(name, 12 if narrow else 20), "", "end", tip=name))
@@ -248,7 +249,8 @@ def _heat_cell(x: float, y: float, width: float, height: float, ap: float, tip: 
     return rect + label(x + width / 2, y + height / 2 + 4, f"{ap:.1f}", css, "middle")
 
 
-def _arrival(earlier: TaskResult | None, task: TaskResult) -> str:
+def _arrival(names: Sequence[str], earlier: TaskResult | None, task: TaskResult) -> str:
     """Name the task in which classes arrived, or the tasks when the run does not hold all of them."""
-    first = earlier.task + 1 if earlier else 1
-    return f"task {task.task}" if first == task.task else f"task {first}–{task.task}"
+    if all(name in task.new for name in names):
+        return f"task {task.task}"
+    return f"task {earlier.task + 1 if earlier else 1}–{task.task}"

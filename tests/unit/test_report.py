@@ -34,7 +34,8 @@ def make_run(scenario="voc-b0c4", method="csc", sizes=(4, 4, 4, 4, 4), classes=V
     targets[0] = True
     tasks, best, seen = [], {}, 0
     for number, size in enumerate(sizes, first_task):
-        new, seen = tuple(classes[seen : seen + size]), seen + size
+        before = size - size // number if number == first_task else 0  # of tasks that the run does not hold
+        new, seen = tuple(classes[seen + before : seen + size]), seen + size
         shown = targets[:, :seen]
         scores = np.clip(0.35 * shown + generator.random(shown.shape) * (0.6 + 0.02 * number), 0, 1)
         result = metrics.evaluate(scores, shown, classes[:seen], best_ap=best)
@@ -324,6 +325,12 @@ def test_heatmap_has_a_cell_for_each_class_from_its_arrival_on():
         last = run.last
         assert f"bird after task {last.task}: AP {last.metrics['AP']['bird']:.1f}" in tips
     assert "task 1–3" in texts(figures.ap_heatmap(RUNS["later tasks only"]))
+
+
+def test_heatmap_names_the_task_alone_where_only_its_classes_were_judged():
+    first = RUNS["voc-b0c4"].tasks[0]
+    extended = replace(RUNS["voc-b0c4"], tasks=(replace(first, task=6),))
+    assert "task 6" in texts(figures.ap_heatmap(extended))
 
 
 def test_confidence_has_a_bar_for_each_bin_that_is_not_empty():
