@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from csc.artifacts import Run
+from csc.config.schema import EXECUTION_ONLY
 from csc.errors import BadData
 from csc.report import figures
 from csc.report.calibration import calibration
@@ -40,6 +41,10 @@ class Group:
         """For what all its runs have in common."""
         return next(iter(self.runs.values()))[1]
 
+    def has_room(self, seed: int, run_id: str) -> bool:
+        """Whether it has no other run of this seed."""
+        return seed not in self.runs or self.runs[seed][0] == run_id
+
     def number(self, column: str) -> Number:
         """The mean over seeds of a number after the last task, or of the summary."""
         return Number.of([_value(run, column) for _, run in self.runs.values()])
@@ -69,17 +74,21 @@ def _value(run: Run, column: str) -> float:
 
 def compare(tracked: Sequence[TrackedRun]) -> list[Group]:
     """Put runs into rows, in the order given; a run without a finished task is refused."""
-    groups: dict[tuple[str, ...], Group] = {}
+    rows: list[tuple[object, Group]] = []  # each with what its runs share
     for found in tracked:
         if found.record is None:
             raise BadData(f"run {found.name}: no task of it is finished yet, nothing to compare")
         run = found.record.run
-        settings = {key: value for key, value in found.settings.items() if key != "seed"}
-        key = (run.scenario, run.data_fingerprint, run.code_version, *(f"{k}={v}" for k, v in sorted(settings.items())))
-        name = found.name.replace(f" · seed {run.seed}", "").replace(f" seed {run.seed}", "")
-        group = groups.setdefault(key, Group(name, {}))
+        settings = {key: value for key, value in found.settings.items() if key not in ("seed", *EXECUTION_ONLY)}
+        shared = (run.scenario, run.data_fingerprint, run.code_version, settings)
+        # Another run with the same seed extends another model.
+        fitting = (row for facts, row in rows if facts == shared and row.has_room(run.seed, found.run_id))
+        group = next(fitting, None)
+        if group is None:
+            group = Group(found.name.replace(f" · seed {run.seed}", "").replace(f" seed {run.seed}", ""), {})
+            rows.append((shared, group))
         group.runs[run.seed] = (found.run_id, run)
-    return _with_distinct_names(list(groups.values()))
+    return _with_distinct_names([group for _, group in rows])
 
 
 def _with_distinct_names(groups: list[Group]) -> list[Group]:

@@ -59,6 +59,20 @@ def test_runs_that_differ_in_their_seed_alone_are_one_row():
     assert found.mean == pytest.approx(-10.25)
 
 
+def test_settings_that_change_no_result_make_no_row_of_their_own():
+    one, other = (tracked("csc", seed, 70.0, **{"train.workers": str(seed)}) for seed in (0, 1))
+    assert [list(group.runs) for group in compare([one, other])] == [[0, 1]]
+
+
+def test_extensions_of_two_models_are_two_rows():
+    first = [tracked("csc", seed, 70.0, scenario="voc-b0c4+2") for seed in (0, 1)]
+    second = [dataclasses.replace(run, run_id=f"{index}".ljust(32, "f")) for index, run in enumerate(first)]
+    groups = compare([*first, *second])
+    assert [[run_id for run_id, _ in group.runs.values()] for group in groups] == [
+        [run.run_id for run in runs] for runs in (first, second)
+    ]
+
+
 def test_rows_of_one_name_are_told_apart():
     groups = compare([tracked("csc", 0, 70.0), tracked("csc", 0, 71.0, **{"max_entropy.beta": "0"})])
     assert [group.name for group in groups] == ["voc-b0c4 · csc (csc-0-00)", "voc-b0c4 · csc (csc-0-10)"]
