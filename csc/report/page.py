@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from csc.artifacts import HEADLINE, Metrics, Run
+from csc.artifacts import Metrics, Run
 from csc.config import methods
 from csc.data.evidence import Evidence
 from csc.report import figures, sections
@@ -13,7 +13,7 @@ from csc.report.learning import time_taken
 from csc.report.paper import incomparable, paper_row_for, paper_rows
 from csc.report.shell import figure, html_table, page_of, table_row
 from csc.report.svg import escape
-from csc.report.table import averages, comparison, facts, notes, old_classes_text
+from csc.report.table import TASK_COLUMNS, comparison, facts, notes, old_classes_text, task_rows
 
 __all__ = ["page_of", "render", "table_row"]
 
@@ -90,16 +90,15 @@ def _numbers(run: Run) -> str:
 
 def _comparison(run: Run) -> str:
     """Say where the paper's numbers come from; as a table where it has several rows."""
-    papers = comparison(run)[1:]
+    rows = comparison(run)
     if paper_rows(run.scenario, run.method) and (reason := incomparable(bool(run.held_out), run.data_note)):
         return f'<p class="note">The paper\'s numbers are left out: {escape(reason)}.</p>'
-    if not papers:
+    if len(rows) == 1:
         return '<p class="note">Tables 1 and 2 of the paper have no row for this scenario and method.</p>'
     remarks = "".join(f" * {escape(note)}." for note in notes(run))
     apart = f"The paper stands on its own weights and data, this run on those named above.{remarks}"
-    if len(papers) == 1:
-        return f'<p class="note">In small print: {escape(papers[0][0])}. {apart}</p>'
-    rows = [[label, *numbers] for label, numbers in comparison(run)]
+    if len(rows) == 2:
+        return f'<p class="note">In small print: {escape(rows[1][0])}. {apart}</p>'
     return f'{html_table(["", *titles(SUMMARY)], rows, "comparison")}<p class="note">{apart}</p>'
 
 
@@ -116,13 +115,14 @@ def _course(run: Run, old_classes: Metrics | None) -> str:
 <p>Mean AP of the classes that a task brought. Read a column downwards: what later tasks leave of it.</p>
 {figure(lambda width: figures.task_matrix(run, width))}"""
     )
+    *rows, averages = task_rows(run)
     return f"""<h2>Course of the run</h2>
 <p>Each point is the model after one task, tested on every class seen so far: {reading}.</p>
 {figure(lambda width: figures.curve(run, width))}
 <h3>Tasks</h3>
 <p>Numbers are percent on the test images that show a class seen so far; forgetting is the mean AP, in points, that
 earlier classes have lost since their best.</p>
-{_tasks(run)}{_old_classes(old_classes) if old_classes else ""}{matrix}"""
+{html_table(TASK_COLUMNS, rows, "tasks", averages)}{_old_classes(old_classes) if old_classes else ""}{matrix}"""
 
 
 def _old_classes(judged: Metrics) -> str:
@@ -135,23 +135,6 @@ def _old_classes(judged: Metrics) -> str:
     return f"""<h3>Old classes</h3>
 <p>{escape(old_classes_text(judged))}. These are not the images of the table above, so the two are not averaged.</p>
 {html_table(head, rows, "tasks sortable")}"""
-
-
-def _tasks(run: Run) -> str:
-    head = ["task", "new classes", "seen", "train images", "test images", *HEADLINE]
-    rows = [
-        [
-            str(task.task),
-            ", ".join(task.new),
-            str(len(task.seen)),
-            f"{task.train_images:,}",
-            f"{task.metrics['images']:,}",
-            *(f"{task.metrics[name]:.1f}" for name in HEADLINE),
-        ]
-        for task in run.tasks
-    ]
-    foot = ["average", "", "", "", "", *(averages(run).get(name, "") for name in HEADLINE)]
-    return html_table(head, rows, "tasks", foot)
 
 
 def _classes(run: Run, evidence: Sequence[Evidence]) -> str:

@@ -2,48 +2,50 @@
 
 import html
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from textwrap import wrap
 
-from csc.artifacts import HEADLINE, Metrics, Run, TaskResult
+from csc.artifacts import HEADLINE, Metrics, Run
 from csc.report.columns import SUMMARY, titles
 from csc.report.paper import paper_for
 from csc.report.text import printable
 
 __all__ = [
+    "TASK_COLUMNS",
     "WIDTH",
     "aligned",
-    "averages",
     "comparison",
     "escape_markdown",
     "facts",
+    "markdown_rows",
     "markdown_table",
     "notes",
     "old_classes_text",
     "shortened",
+    "task_rows",
     "text_table",
     "width_of",
 ]
 
 WIDTH = 100
-AVERAGED = ("mAP", "CF1", "OF1")
+TASK_COLUMNS = ("task", "new classes", "seen", "train images", "test images", *HEADLINE)
+AVERAGED = ("mAP", "CF1", "OF1")  # for which a mean over tasks says something
 GAP = "  "
 
 
 def text_table(run: Run) -> str:
     """Return the run as an aligned table for a terminal of 100 columns."""
-    header = ["task", "new classes", "seen", "train", "test", *HEADLINE]
-    rows = [[*_counts(task), *_numbers(task)] for task in run.tasks]
-    average = ["average", "", "", "", "", *(averages(run).get(name, "") for name in HEADLINE)]
-    widths = [max(width_of(row[column]) for row in [header, *rows, average]) for column in range(len(header))]
+    header = [name.removesuffix(" images") for name in TASK_COLUMNS]
+    rows = [header, *task_rows(run)]
+    widths = [max(map(width_of, column)) for column in zip(*rows, strict=True)]
     room = WIDTH - 2 - sum(widths) + widths[1] - len(GAP) * (len(widths) - 1)
     widths[1] = min(widths[1], max(room, len(header[1])))
-    for row, task in zip(rows, run.tasks, strict=True):
+    for row, task in zip(rows[1:-1], run.tasks, strict=True):
         row[0] = row[0].rjust(len(header[0]))
         row[1] = shortened(task.new, widths[1])
-    tasks = [aligned(row, widths, left=2) for row in [header, *rows, average]]
-    compared = [["", *titles(SUMMARY)], *([label, *numbers] for label, numbers in comparison(run))]
-    compared_widths = [max(width_of(row[column]) for row in compared) for column in range(len(compared[0]))]
+    tasks = [aligned(row, widths, left=2) for row in rows]
+    compared = [["", *titles(SUMMARY)], *comparison(run)]
+    compared_widths = [max(map(width_of, column)) for column in zip(*compared, strict=True)]
     ours_and_theirs = [aligned(row, compared_widths, left=1) for row in compared]
     about = [f" {name} {value}" for name, value in facts(run).items()]
     wrapped = [wrap(f"* {note}", WIDTH, initial_indent=" ", subsequent_indent="   ") for note in notes(run)]
@@ -63,19 +65,19 @@ def text_table(run: Run) -> str:
 
 def markdown_table(run: Run) -> str:
     """Return the run as Markdown tables: its tasks, then its numbers next to the paper's."""
-    rows = [
-        ["task", "new classes", "seen", "train images", "test images", *HEADLINE],
-        ["--:", ":--", *["--:"] * (3 + len(HEADLINE))],
-        *([*_counts(task), *_numbers(task)] for task in run.tasks),
-        ["average", "", "", "", "", *(averages(run).get(name, "") for name in HEADLINE)],
-        [],
-        ["", *titles(SUMMARY)],
-        [":--", *["--:"] * len(SUMMARY)],
-        *([label, *numbers] for label, numbers in comparison(run)),
-    ]
-    lines = ["| " + " | ".join(escape_markdown(cell) for cell in row) + " |" if row else "" for row in rows]
+    tables = [([[*TASK_COLUMNS], *task_rows(run)], 1), ([["", *titles(SUMMARY)], *comparison(run)], 0)]
+    lines = []
+    for rows, name_column in tables:
+        lines += [*markdown_rows([list(map(escape_markdown, row)) for row in rows], {name_column}), ""]
     about = " · ".join(f"{name} {escape_markdown(value)}" for name, value in facts(run).items())
-    return "\n".join([*lines, "", *[f"\\* {escape_markdown(note)}\n" for note in notes(run)], about])
+    return "\n".join([*lines, *[f"\\* {escape_markdown(note)}\n" for note in notes(run)], about])
+
+
+def markdown_rows(rows: Sequence[Sequence[str]], left: Container[int]) -> list[str]:
+    """The lines of a table whose cells are Markdown already, the head first; `left` are columns set to the left."""
+    head, *body = rows
+    rule = [":--" if column in left else "--:" for column in range(len(head))]
+    return ["| " + " | ".join(row) + " |" for row in (head, rule, *body)]
 
 
 def old_classes_text(judged: Metrics) -> str:
@@ -84,20 +86,28 @@ def old_classes_text(judged: Metrics) -> str:
     return f"The {len(judged.AP)} old classes on {judged.images:,} images of the data set of --test: {numbers}"
 
 
-def averages(run: Run) -> dict[str, str]:
-    """Return the means over all tasks of the metrics for which a mean says something."""
-    return {name: f"{sum(t.metrics[name] for t in run.tasks) / len(run.tasks):.1f}" for name in AVERAGED}
+def task_rows(run: Run) -> list[list[str]]:
+    """Return the cells of `TASK_COLUMNS` for each task, then those of the averages."""
+    rows = []
+    for task in run.tasks:
+        names = ", ".join(printable(name) for name in task.new)
+        images = f"{task.train_images:,}", f"{task.metrics.images:,}"
+        numbers = (f"{task.metrics[name]:.1f}" for name in HEADLINE)
+        rows.append([str(task.task), names, str(len(task.seen)), *images, *numbers])
+    means = {name: sum(task.metrics[name] for task in run.tasks) / len(run.tasks) for name in AVERAGED}
+    averages = [f"{means[name]:.1f}" if name in means else "" for name in HEADLINE]
+    return [*rows, ["average", "", "", "", "", *averages]]
 
 
-def comparison(run: Run) -> list[tuple[str, list[str]]]:
+def comparison(run: Run) -> list[list[str]]:
     """Return the run's last and average numbers, then the paper's with the setting they come from.
 
     Returns:
-        A label and the cells for `SUMMARY` per row; `–` where there is no number.
+        Per row a label, then the cells for `SUMMARY`; `–` where there is no number.
     """
     rows = [("this run", run.summary)]
     rows += [(f"{row.label} *" if row.note else row.label, row.numbers) for row in paper_for(run)]
-    return [(label, [f"{numbers[n]:.1f}" if n in numbers else "–" for n in SUMMARY]) for label, numbers in rows]
+    return [[label, *(f"{numbers[n]:.1f}" if n in numbers else "–" for n in SUMMARY)] for label, numbers in rows]
 
 
 def notes(run: Run) -> list[str]:
@@ -133,15 +143,6 @@ def shortened(names: Sequence[str], width: int) -> str:
     while first and width_of(first) + 1 + len(rest) > width:
         first = first[:-1]
     return f"{first}…{rest}" if shown else ""
-
-
-def _counts(task: TaskResult) -> list[str]:
-    images = f"{task.train_images:,}", f"{task.metrics['images']:,}"
-    return [str(task.task), ", ".join(printable(name) for name in task.new), str(len(task.seen)), *images]
-
-
-def _numbers(task: TaskResult) -> list[str]:
-    return [f"{task.metrics[name]:.1f}" for name in HEADLINE]
 
 
 def aligned(row: Sequence[str], widths: Sequence[int], left: int) -> str:

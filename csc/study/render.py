@@ -8,13 +8,13 @@ from itertools import pairwise
 from typing import Any
 
 from csc.report.columns import CALIBRATION, TITLES, titles
-from csc.report.table import aligned, escape_markdown, width_of
+from csc.report.table import aligned, escape_markdown, markdown_rows, width_of
 from csc.report.text import printable
 from csc.study.claims import Claim, claims, explanation, interval_text, signed
 from csc.study.outcome import Entry, Outcome
 from csc.study.spec import Row
 
-__all__ = ["Table", "as_text", "csv_lines", "latex", "markdown", "markdown_lines", "piped", "remarks", "tables", "text"]
+__all__ = ["Table", "as_text", "csv_lines", "latex", "markdown", "remarks", "tables", "text"]
 
 _CALIBRATION_NOTE = (
     "ECE and AECE (adaptive) in percent; /T: logits divided by the model's temperature T; own: at the model's "
@@ -180,20 +180,9 @@ def markdown(outcome: Outcome) -> str:
     """Return the tables as Markdown."""
     lines = [f"# {escape_markdown(outcome.title)}", ""]
     for table in tables(outcome):
-        lines += [f"## {table.title}", "", *markdown_lines(table), ""]
+        cells = [list(map(escape_markdown, row)) for row in (table.head, *table.rows)]
+        lines += [f"## {table.title}", "", *markdown_rows(cells, range(table.left)), ""]
     return "\n".join([*lines, *(f"- {escape_markdown(line)}" for line in remarks(outcome)), ""])
-
-
-def markdown_lines(table: Table) -> list[str]:
-    """The lines of one table."""
-    return piped([[escape_markdown(cell) for cell in row] for row in (table.head, *table.rows)], table.left)
-
-
-def piped(rows: Sequence[Sequence[str]], left: int) -> list[str]:
-    """The lines of a table whose cells are Markdown already, the head first."""
-    head, *body = rows
-    rule = [":--"] * left + ["--:"] * (len(head) - left)
-    return ["| " + " | ".join(row) + " |" for row in (head, rule, *body)]
 
 
 def latex(outcome: Outcome) -> str:

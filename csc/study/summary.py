@@ -6,11 +6,11 @@ from pathlib import Path
 
 from csc.errors import BadData
 from csc.report.columns import TITLES
-from csc.report.table import escape_markdown
+from csc.report.table import escape_markdown, markdown_rows
 from csc.storage import write_bytes
 from csc.study.claims import Claim, claims, signed, tally
 from csc.study.outcome import Outcome
-from csc.study.render import markdown, piped
+from csc.study.render import markdown
 
 __all__ = ["results_document", "write_results"]
 
@@ -69,7 +69,8 @@ def _claims(outcome: Outcome) -> str:
         for (high, low), of in ranked
     ]
     counts = ", ".join(_marked(verdict, text) for verdict, text in tally(found).items())
-    return "\n".join([f"{title}: {counts}.", "", *piped([["", *map(escape_markdown, scenarios)], *rows], 1), ""])
+    lines = markdown_rows([["", *map(escape_markdown, scenarios)], *rows], {0})
+    return "\n".join([f"{title}: {counts}.", "", *lines, ""])
 
 
 def _cell(claim: Claim, column: str) -> str:
