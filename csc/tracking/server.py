@@ -51,7 +51,9 @@ def database_of(uri: str) -> Path | None:
 def without_secrets(text: str) -> str:
     """Text without what only the owner of a server should see."""
     names = ("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "AWS_SECRET_ACCESS_KEY")
-    login = tracking_uri().partition("://")[2].rpartition("@")[0]
+    uri = tracking_uri()
+    # Only an address with a host has a login; the path of a database may have an @ of its own.
+    login = uri.partition("://")[2].rpartition("@")[0] if urlsplit(uri).netloc else ""
     for secret in (login, *(os.environ.get(name, "") for name in names)):
         text = text.replace(f"{secret}@", "").replace(secret, "***") if secret else text
     return re.sub(r"://[^/@\s]*@", "://", text)

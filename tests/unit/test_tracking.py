@@ -26,7 +26,7 @@ from csc.tracking.names import class_metric
 from csc.tracking.queries import close_runs, reach
 from csc.tracking.registry import fetch_model, find_record
 from csc.tracking.runs import Tracker, finish_scenario
-from csc.tracking.server import tracking_uri
+from csc.tracking.server import tracking_uri, without_secrets
 from tests.tracked import Plugin, Tracked, fresh_database
 from tests.trained import EPOCHS, SCENARIO, Trained, epoch_log, trained
 
@@ -193,6 +193,14 @@ def test_without_an_address_runs_go_to_a_database_in_the_present_folder(
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.chdir(tmp_path)
     assert tracking_uri() == f"sqlite:///{tmp_path}/mlflow.db"
+
+
+def test_a_folder_whose_name_has_an_at_sign_is_printed_whole(monkeypatch: pytest.MonkeyPatch):
+    said = "cannot write /home/me@corp/work/mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:////home/me@corp/work/mlflow.db")
+    assert without_secrets(said) == said
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:12/3@host")  # a password that no address may have
+    assert without_secrets("http://me:12/3@host") == "http://host"
 
 
 @dataclass
