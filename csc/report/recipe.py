@@ -32,10 +32,11 @@ def compared_settings(run: Run, facts: TaskFacts) -> list[tuple[str, str, str]]:
 def command(run: Run, facts: TaskFacts) -> str:
     """The command that makes the run again, from the same data with the same code."""
     scenario = Scenario.parse(run.scenario)
-    words = ["csc", "run", run.scenario, "--method", run.method, "--seed", str(run.seed)]
+    words = ["csc", "run", run.scenario]
     if scenario.added:
         extended = f"models:/{replace(scenario, added=()).name}-{run.method}@task-{run.last.task - 1:02d}"
-        words = ["csc", "extend", extended, "--seed", str(run.seed)]
+        words = ["csc", "extend", extended]
+    words += ["--method", run.method, "--seed", str(run.seed)]
     if scenario.added or scenario.dataset != "digits":  # which make themselves
         words += ["--data", facts.data]
     for key, value, _ in compared_settings(run, facts):

@@ -218,7 +218,8 @@ def test_the_recipe_names_what_differs_from_the_method_and_how_to_run_it(made: "
     assert "--set train.epochs=3" in command(made.run, facts)
     assert "--data" not in command(made.run, facts)
     extended = msgspec.structs.replace(made.run, scenario="digits-b0c4+2")
-    assert command(extended, facts).startswith("csc extend models:/digits-b0c4-csc@task-02 --seed 0 --data ")
+    begin = "csc extend models:/digits-b0c4-csc@task-02 --method csc --seed 0 --data "
+    assert command(extended, facts).startswith(begin)
 
 
 def test_a_heat_map_is_clearest_where_the_model_looks():
