@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from csc.artifacts import RegisteredTask
+from csc.cli.cluster import endpoint_arguments, open_endpoint
 from csc.cli.command import Command
 from csc.cli.preflight import preflight
 from csc.cli.run import display_for, overrides_of, run_here, show_results, shown_arguments
-from csc.cli.submit import check_edited, check_on_cluster, endpoint_arguments, open_endpoint, run_arguments, send
+from csc.cli.submit import check_edited, check_on_cluster, run_arguments, send, warn_of_retries
 from csc.cli.workdir import use_profile, use_workdir
 from csc.config import Config, differences, resolve
 from csc.config.layers import method_class
@@ -135,6 +136,7 @@ def _submit(arguments: Namespace, profile: Profile, extension: _Extension) -> in
 
     scenario, config = extension.scenario, extension.config
     endpoint = open_endpoint(arguments, profile)
+    warn_of_retries(arguments, profile)
     inputs = {key: value for key, value in run_defaults(profile, scenario).items() if key != "data"} | extension.inputs
     with tempfile.TemporaryDirectory(prefix="csc-submit-") as folder:
         package = Path(folder) / "pipeline.yaml"

@@ -6,17 +6,10 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from csc.cli.cluster import endpoint_arguments, open_endpoint
 from csc.cli.command import Command
 from csc.cli.run import class_count
-from csc.cli.submit import (
-    check_edited,
-    check_on_cluster,
-    endpoint_arguments,
-    open_endpoint,
-    run_arguments,
-    send,
-    warn_of_retries,
-)
+from csc.cli.submit import check_edited, check_on_cluster, run_arguments, send, warn_of_retries
 from csc.cli.workdir import use_profile, use_workdir
 from csc.config import parse_overrides
 from csc.data.dataset import Dataset

@@ -21,16 +21,7 @@ from csc.tracking.names import run_title
 if TYPE_CHECKING:
     from csc.pipelines.cluster.endpoint import Endpoint
 
-__all__ = [
-    "SUBMIT",
-    "check_edited",
-    "check_on_cluster",
-    "endpoint_arguments",
-    "open_endpoint",
-    "run_arguments",
-    "send",
-    "warn_of_retries",
-]
+__all__ = ["SUBMIT", "check_edited", "check_on_cluster", "run_arguments", "send", "warn_of_retries"]
 
 
 def _submit_arguments(parser: ArgumentParser) -> None:
