@@ -14,43 +14,28 @@ __all__ = [
     "titles",
 ]
 
-TITLES = {
-    "last_mAP": "last mAP",
-    "last_CF1": "last CF1",
-    "last_OF1": "last OF1",
-    "avg_mAP": "average mAP",
-    "CF1": "CF1",
-    "OF1": "OF1",
-    "forgetting": "forgetting",
-    "H": "H",
-    "FPR": "FPR",
-    "ECE": "ECE",
-    "ECE_old": "ECE old",
-    "ECE_new": "ECE new",
-    "ECE_T": "ECE/T",
-    "ECE_old_T": "ECE old/T",
-    "ECE_new_T": "ECE new/T",
-    "AECE": "AECE",
-    "AECE_old": "AECE old",
-    "AECE_new": "AECE new",
-    "AECE_T": "AECE/T",
-    "AECE_old_T": "AECE old/T",
-    "AECE_new_T": "AECE new/T",
-    "CF1_own": "CF1 own",
-    "OF1_own": "OF1 own",
-    "temperature": "T",
-    "CP": "CP",
-    "CR": "CR",
-    "OP": "OP",
-    "OR": "OR",
-    "CR-CP": "CR−CP",
-    "OR-OP": "OR−OP",
-}
+SUMMARY = ("last_mAP", "last_CF1", "last_OF1", "avg_mAP")  # of the paper's tables 1 and 2
+
+_ERRORS = [f"{name}{of}{scaled}" for name in ("ECE", "AECE") for scaled in ("", "_T") for of in ("", "_old", "_new")]
+_NAMES = (
+    *(*SUMMARY, "CF1", "OF1", "forgetting", "H", "FPR"),
+    *(*_ERRORS, "CF1_own", "OF1_own", "temperature"),
+    *("CP", "CR", "OP", "OR", "CR-CP", "OR-OP"),
+)
+
+
+def _title(name: str) -> str:
+    words = name.removesuffix("_T") + ("/T" if name.endswith("_T") else "")
+    for part, printed in {"avg": "average", "temperature": "T", "_": " ", "-": "−"}.items():
+        words = words.replace(part, printed)
+    return words
+
+
+TITLES = {name: _title(name) for name in _NAMES}
 
 # What a study may name. CF1 and OF1 after the last task are last_CF1 and last_OF1 there, as in the paper's tables.
 COLUMNS = {name: title for name, title in TITLES.items() if name not in ("CF1", "OF1")}
 
-SUMMARY = ("last_mAP", "last_CF1", "last_OF1", "avg_mAP")  # of the paper's tables 1 and 2
 COMPARED = ("last_mAP", "avg_mAP", "CF1", "OF1", "CF1_own", "forgetting", "FPR", "ECE", "H")  # of any runs
 
 # How far confidences can be trusted: ECE and AECE (adaptive) of old and new classes, after scaling by the temperature
