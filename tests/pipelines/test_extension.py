@@ -53,7 +53,7 @@ def test_an_extension_is_submitted_with_the_exact_version_and_the_settings_of_th
     monkeypatch.setattr("csc.cli.cluster_doctor.retry_warning", lambda *_: "the cluster tries steps twice")
     code, lines, error = csc(*words, *access)
     assert code == 0, error
-    assert error == "csc: the cluster tries steps twice\n"
+    assert error.endswith("csc: the cluster tries steps twice")
     assert lines[1] == "models:/digits-b0c4-csc/1 knows 10 classes; task 4 brings bird, cat, dog, zebra"
     (run,) = server.runs.values()
     assert run["display_name"] == "digits-b0c4+4 · csc · train.epochs=2 · seed 7"

@@ -196,9 +196,9 @@ def test_without_an_address_runs_go_to_a_database_in_the_present_folder(
 
 
 def test_a_folder_whose_name_has_an_at_sign_is_printed_whole(monkeypatch: pytest.MonkeyPatch):
-    said = "cannot write /home/me@corp/work/mlflow.db"
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:////home/me@corp/work/mlflow.db")
-    assert without_secrets(said) == said
+    uri = "sqlite:////home/me@corp/work/mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    assert without_secrets(uri) == uri
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:12/3@host")  # a password that no address may have
     assert without_secrets("http://me:12/3@host") == "http://host"
 
