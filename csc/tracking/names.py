@@ -16,7 +16,7 @@ from csc.config.tree import flatten, setting_text
 from csc.scenario import Scenario
 from csc.storage import json_digest
 
-__all__ = ["changed_settings", "class_metric", "model_name", "page_name", "run_title", "settings_text"]
+__all__ = ["changed_settings", "class_metric", "model_name", "page_name", "path_metric", "run_title", "settings_text"]
 
 _SHOWN, _LONGEST_SHOWN = 4, 48  # settings in a title, and characters of each: Kubeflow keeps 255 of a name
 _LONGEST_KEY = 250  # characters that MLflow takes
@@ -86,9 +86,25 @@ def class_metric(metric: str, name: str) -> str:
     >>> class_metric("AP", "person (sitting)")
     'AP/person _x28_sitting_x29_'
     """
-    readable = re.sub(r"[^\w.\- ]|_(?=x)|^\.(?=\.?$)", lambda found: f"_x{ord(found[0]):X}_", name)
-    key = f"{metric}/{readable}"
+    return _shortened(f"{metric}/{_escaped(name)}", name)
+
+
+def path_metric(path: str) -> str:
+    """The key of a metric with a path, whose parts are written as `class_metric` writes names.
+
+    >>> path_metric("voc-b0c4/CSC (0)/last_mAP")
+    'voc-b0c4/CSC _x28_0_x29_/last_mAP'
+    """
+    return _shortened("/".join(map(_escaped, path.split("/"))), path)
+
+
+def _escaped(name: str) -> str:
+    return re.sub(r"[^\w.\- ]|_(?=x)|^\.(?=\.?$)", lambda found: f"_x{ord(found[0]):X}_", name)
+
+
+def _shortened(key: str, whole: str) -> str:
+    """A key that MLflow takes; one that is too long ends in a digest of what it stands for."""
     if len(key) <= _LONGEST_KEY:
         return key
-    digest = hashlib.sha256(name.encode()).hexdigest()
+    digest = hashlib.sha256(whole.encode()).hexdigest()
     return f"{key[: _LONGEST_KEY - len(digest) - 1]}/{digest}"

@@ -1,11 +1,11 @@
 """A study in MLflow: one run with the means and deviations of its cells, its tables and its page."""
 
-import re
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from csc.tracking.calls import find_or_create, translate_errors
+from csc.tracking.names import path_metric
 from csc.tracking.notes import LONGEST, NOTE
 from csc.tracking.queries import with_tags
 from csc.tracking.server import artifact_location, connect
@@ -34,8 +34,8 @@ def log_study(name: str, means: Mapping[str, tuple[float, float | None]], table:
         from mlflow.entities import Metric
 
         run = _study_run(client, name)
-        values = {_metric(path): mean for path, (mean, _) in means.items()}
-        values |= {_metric(f"{path}_std"): std for path, (_, std) in means.items() if std is not None}
+        values = {path_metric(path): mean for path, (mean, _) in means.items()}
+        values |= {path_metric(f"{path}_std"): std for path, (_, std) in means.items() if std is not None}
         changed = {key: value for key, value in values.items() if run.data.metrics.get(key) != value}
         points = [Metric(key, value, int(time.time() * 1000), 0) for key, value in changed.items()]
         for start in range(0, len(points), 1000):
@@ -62,8 +62,3 @@ def _study_run(client: "MlflowClient", name: str) -> "Run":
         return next(iter(client.search_runs([experiment], with_tags(tags), max_results=1)), None)
 
     return find_or_create(find, lambda: client.create_run(experiment, tags=tags, run_name=name))
-
-
-def _metric(path: str) -> str:
-    """A path as the key of a metric, whose alphabet is smaller than that of labels."""
-    return re.sub(r"[^\w.\-/ ]", "_", path)[:250]

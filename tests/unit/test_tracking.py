@@ -22,7 +22,7 @@ from csc.report.table import facts
 from csc.steps.ingest import ingest
 from csc.steps.report import report
 from csc.tracking import calls, queries, runs
-from csc.tracking.names import class_metric
+from csc.tracking.names import class_metric, path_metric
 from csc.tracking.queries import close_runs, reach
 from csc.tracking.registry import fetch_model, find_record
 from csc.tracking.runs import Tracker, finish_scenario
@@ -171,6 +171,13 @@ def test_keys_of_long_names_are_cut_and_differ_all_the_same():
     names = ["(" * 300, "(" * 301, "a" * 247, "a" * 248]
     keys = {class_metric("AP", name) for name in names}
     assert len(keys) == len(names)
+    assert max(map(len, keys)) == 250
+
+
+def test_rows_of_a_study_that_differ_in_one_sign_have_keys_of_their_own():
+    rows = ["A+B", "A*B", "A/B", "a" * 300, "a" * 301]
+    keys = {path_metric(f"voc-b0c4/{row}/last_mAP") for row in rows}
+    assert len(keys) == len(rows)
     assert max(map(len, keys)) == 250
 
 
