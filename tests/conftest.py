@@ -3,10 +3,11 @@
 import gc
 import inspect
 import os
-import sys
 from collections.abc import Iterator
 
 import pytest
+
+from tests.frames import callers
 
 # Tests run in several processes; threads of each would fight for the same cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -53,17 +54,7 @@ def pytest_sessionfinish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _quick_compiling() -> Iterator[None]:
-    """For every setting of a step kfp asks who calls it; pytest's calls are deep, and finding their modules is slow."""
+    """Let kfp find its callers without looking at every loaded module."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(inspect, "stack", _callers)
+        patch.setattr(inspect, "stack", callers)
         yield
-
-
-def _callers(context: int = 0) -> list[inspect.FrameInfo]:
-    """What `inspect.stack` returns, without the source."""
-    found, frame = [], sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        found.append(inspect.FrameInfo(frame, code.co_filename, frame.f_lineno, code.co_name, None, None))
-        frame = frame.f_back
-    return found

@@ -29,6 +29,8 @@ PRELOADED = (
     "kfp.dsl.executor_main",
     "csc.training.loop",
     "csc.training.start",
+    "csc.training.calibration",
+    "csc.training.inspection",
     "csc.steps.train",
     "csc.steps.evaluate",
     "csc.steps.register",
@@ -36,6 +38,9 @@ PRELOADED = (
     "mlflow.tracking",
     "mlflow.store.tracking.sqlalchemy_store",
     "mlflow.store.model_registry.sqlalchemy_store",
+    "mlflow.tracing.processor.base_mlflow",  # which every client imports, half a second later
+    "sqlalchemy.dialects.sqlite",
+    "alembic.config",
     "timm",
 )
 GRACE_SECONDS = 30  # that a step has to save its work when it is told to end; Kubernetes gives as many

@@ -9,6 +9,7 @@ cells of a study are forks too, in the study's session.
 import atexit
 import gc
 import importlib
+import inspect
 import json
 import os
 import runpy
@@ -25,6 +26,8 @@ from multiprocessing import forkserver
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
+
+from tests.frames import callers
 
 
 class Forked:
@@ -114,11 +117,14 @@ def _starter() -> "tuple[subprocess.Popen[str], int]":
 
 def main() -> None:
     """Fork a command for each line, until there are no more."""
+    from csc.methods import registered
     from csc.pipelines.local.processes import PRELOADED, import_libraries_once
 
     import_libraries_once()
     for name in ("csc.pipelines.local.runner", "csc.pipelines.scenario", "csc.serving.predictor", *PRELOADED):
         importlib.import_module(name)
+    registered()
+    inspect.stack = callers
     gc.freeze()  # a fork would copy what its search for garbage touches
     # A fork is not the parent of the fork server, and could not ask whether it is alive.
     server = forkserver._forkserver  # type: ignore[attr-defined]
