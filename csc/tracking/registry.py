@@ -38,7 +38,6 @@ __all__ = [
     "log_model",
     "model_names",
     "point_aliases",
-    "read_record",
     "register_version",
 ]
 
@@ -315,18 +314,13 @@ def keep_record(tracker: Tracker, record: RegisteredTask) -> None:
 def find_record(name: str, task: int, key: str) -> RegisteredTask | None:
     """What `keep_record` kept for the newest version of a registered model that is of this task and this run key."""
     with translate_errors():
-        version = _versions_by_task(connect(), name, key, **{"csc.task": str(task)}).get(task)
-        return None if version is None else read_record(version.run_id)
-
-
-def read_record(run_id: str) -> RegisteredTask:
-    """What `keep_record` kept with the run of a task."""
-    with translate_errors():
-        return load_record(connect(), run_id)
+        client = connect()
+        version = _versions_by_task(client, name, key, **{"csc.task": str(task)}).get(task)
+        return None if version is None else load_record(client, version.run_id)
 
 
 def load_record(client: "MlflowClient", run_id: str) -> RegisteredTask:
-    """The same, with MLflow's own errors."""
+    """What `keep_record` kept with the run of a task; errors are MLflow's own."""
     with tempfile.TemporaryDirectory(prefix="csc-record-") as folder:
         file = download(client.get_run(run_id), RECORD, Path(folder))
         return RegisteredTask.read(file, f"runs:/{run_id}/{RECORD}")

@@ -30,12 +30,12 @@ from typing import TYPE_CHECKING, Any
 from csc.errors import TrackingError
 from csc.model import ModelCard
 from csc.scenario import Scenario
-from csc.tracking.calls import find_or_create, translate_errors
+from csc.tracking.calls import find_or_create, find_or_create_experiment, log_metrics, translate_errors
 from csc.tracking.datasets import data_set, task_view
 from csc.tracking.names import changed_settings, class_metric, run_title, settings_text
 from csc.tracking.notes import NOTE, experiment_note
 from csc.tracking.queries import with_tags
-from csc.tracking.server import artifact_location, connect, tracking_uri, without_secrets
+from csc.tracking.server import connect, tracking_uri, without_secrets
 from csc.tracking.usage import Usage
 from csc.tracking.views import saved_views
 
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 __all__ = ["Tracker", "finish_scenario", "run_key"]
 
 PARAMS_PER_BATCH = 100
-METRICS_PER_BATCH = 1000
 NO_TERMS = ("loss", "images_per_second", "waiting")  # what the log of an epoch holds besides the terms of the loss
 
 
@@ -95,16 +94,9 @@ class Tracker:
         if self.injected is not None:
             return str(self.injected.info.experiment_id)
         dataset = Scenario.parse(self.card.scenario).dataset
-        name = f"csc-{dataset}"
-        kind = "custom_model_development"  # the UI shows training runs, not traces
-        tags = {"mlflow.experimentKind": kind, NOTE: experiment_note(dataset), **saved_views()}
-
-        def find() -> str | None:
-            found = self.client.get_experiment_by_name(name)
-            return str(found.experiment_id) if found is not None else None
-
+        tags = {NOTE: experiment_note(dataset), **saved_views()}
         with translate_errors():
-            return find_or_create(find, lambda: str(self.client.create_experiment(name, artifact_location(), tags)))
+            return find_or_create_experiment(self.client, f"csc-{dataset}", tags)
 
     @cached_property
     def task_run(self) -> "Run":
@@ -232,15 +224,11 @@ class Tracker:
         try:
             with translate_errors():
                 if epoch + 1 not in self._logged_epochs():
-                    self._log_metrics(_epoch_metrics(epoch, log, self._usage.means() if self._usage else {}))
+                    metrics = _epoch_metrics(epoch, log, self._usage.means() if self._usage else {})
+                    log_metrics(self.client, self.task_run.info.run_id, metrics)
         except TrackingError as error:
             self._away = True
             print(f"task {self.card.task}/{self.card.tasks}: {error}; training goes on without it", flush=True)
-
-    def _log_metrics(self, metrics: Sequence["Metric"]) -> None:
-        """Log metrics of the task's run, in batches as large as MLflow takes."""
-        for start in range(0, len(metrics), METRICS_PER_BATCH):
-            self.client.log_batch(self.task_run.info.run_id, metrics=metrics[start : start + METRICS_PER_BATCH])
 
     def log_inputs(self, views: Mapping[str, tuple[str, int]], prior: str | None) -> None:
         """Note task views (path and rows of each, by what they are for) and the model before as inputs of the run."""
@@ -281,7 +269,8 @@ class Tracker:
             results = [Metric(key, value, begun, task, model_id=model_id) for key, value in metrics.items()]
             results += [Metric(class_metric("AP", name), value, begun, task) for name, value in class_ap.items()]
             losses = [metric for epoch in missing for metric in epoch]
-            self._log_metrics(losses + [metric for metric in results if metric.key not in known])
+            results = [metric for metric in results if metric.key not in known]
+            log_metrics(self.client, self.task_run.info.run_id, losses + results)
 
     def log_scenario(self, metrics: Mapping[str, float], data: str) -> None:
         """Log the task's metrics with the scenario's run, at step = task, unless they are there; and what tasks share.

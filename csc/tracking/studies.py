@@ -4,11 +4,11 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from csc.tracking.calls import find_or_create, translate_errors
+from csc.tracking.calls import find_or_create, find_or_create_experiment, log_metrics, translate_errors
 from csc.tracking.names import path_metric
 from csc.tracking.notes import LONGEST, NOTE
 from csc.tracking.queries import with_tags
-from csc.tracking.server import artifact_location, connect
+from csc.tracking.server import connect
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -38,8 +38,7 @@ def log_study(name: str, means: Mapping[str, tuple[float, float | None]], table:
         values |= {path_metric(f"{path}_std"): std for path, (_, std) in means.items() if std is not None}
         changed = {key: value for key, value in values.items() if run.data.metrics.get(key) != value}
         points = [Metric(key, value, int(time.time() * 1000), 0) for key, value in changed.items()]
-        for start in range(0, len(points), 1000):
-            client.log_batch(run.info.run_id, metrics=points[start : start + 1000])
+        log_metrics(client, run.info.run_id, points)
         for file, text in {"table.md": table, "study.html": page}.items():
             client.log_text(run.info.run_id, text, file)
         client.set_tag(run.info.run_id, NOTE, table[:LONGEST])
@@ -48,15 +47,7 @@ def log_study(name: str, means: Mapping[str, tuple[float, float | None]], table:
 
 def _study_run(client: "MlflowClient", name: str) -> "Run":
     tags = {"csc.role": "study", "csc.study": name}
-
-    def find_experiment() -> str | None:
-        found = client.get_experiment_by_name(EXPERIMENT)
-        return str(found.experiment_id) if found is not None else None
-
-    kind = {"mlflow.experimentKind": "custom_model_development"}
-    experiment = find_or_create(
-        find_experiment, lambda: str(client.create_experiment(EXPERIMENT, artifact_location(), kind))
-    )
+    experiment = find_or_create_experiment(client, EXPERIMENT)
 
     def find() -> "Run | None":
         return next(iter(client.search_runs([experiment], with_tags(tags), max_results=1)), None)

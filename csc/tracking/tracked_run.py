@@ -19,7 +19,7 @@ from csc.scenario import Scenario
 from csc.tracking.calls import translate_errors
 from csc.tracking.names import changed_settings
 from csc.tracking.queries import all_experiments, close_runs, task_of, with_tags
-from csc.tracking.registry import model_names, point_aliases, read_record
+from csc.tracking.registry import load_record, model_names, point_aliases
 from csc.tracking.server import connect
 from csc.tracking.versions import Address
 from csc.version import code_version
@@ -84,7 +84,7 @@ def _tracked(client: "MlflowClient", run: "Run") -> TrackedRun:
     if missing := {"csc.run_key", "csc.scenario", "csc.method"} - run.data.tags.keys():
         raise TrackingError(f"run {run.info.run_id}: no tag {min(missing)}; not a run of this project, or changed")
     done = _finished_tasks(client, run.data.tags["csc.run_key"])
-    record = read_record(done[max(done)].info.run_id) if done else None
+    record = load_record(client, done[max(done)].info.run_id) if done else None
     settings = {key: value for key, value in run.data.params.items() if key not in ("scenario", "code_version")}
     info, scenario = run.info, run.data.tags["csc.scenario"]
     return TrackedRun(info.run_id, info.run_name, info.status, info.start_time, scenario, settings, record)

@@ -131,7 +131,7 @@ def test_a_try_that_died_at_any_call_is_completed_by_the_next(
 def test_more_classes_than_one_call_may_carry_are_logged_in_several(
     client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(runs, "METRICS_PER_BATCH", 3)
+    monkeypatch.setattr(calls, "METRICS_PER_BATCH", 3)
     monkeypatch.setattr(runs, "PARAMS_PER_BATCH", 7)
     task = trained(tmp_path, 3)
     task.register()
