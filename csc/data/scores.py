@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from csc.errors import BadData
-from csc.storage import atomic_file, regular, writable
+from csc.storage import atomic_file, regular
 
 if TYPE_CHECKING:
     import numpy as np
@@ -65,5 +65,5 @@ class Scores:
         names = [kind + name for kind in kinds for name in view.classes]
         columns = [from_numpy(column) for values in kinds.values() for column in values.T]
         table = pa.Table.from_arrays([view.table["image_id"], *columns], names=["image_id", *names])
-        with writable(Path(path)), atomic_file(Path(path)) as aside:
+        with atomic_file(Path(path)) as aside:
             pq.write_table(table, aside, row_group_size=_ROW_GROUP, write_page_checksum=True)

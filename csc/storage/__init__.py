@@ -59,7 +59,7 @@ __all__ = [
     "write_json",
 ]
 
-_OF_THE_DISK = "lost+found"  # every new ext4 volume has it
+_LOST_AND_FOUND = "lost+found"  # every new ext4 volume has it
 
 
 @contextlib.contextmanager
@@ -115,8 +115,7 @@ def write_bytes(uri: str | os.PathLike[str], content: bytes) -> None:
     if is_remote(uri):
         s3.write(os.fspath(uri), content)
         return
-    path = local_path(uri)
-    with writable(path), atomic_file(path) as temporary:
+    with atomic_file(local_path(uri)) as temporary:
         temporary.write_bytes(content)
 
 
@@ -141,9 +140,11 @@ def list_below(uri: str | os.PathLike[str]) -> Iterator[tuple[str, int]]:
     root = local_path(uri)
     try:
         for folder, folders, names in os.walk(root, onerror=_raise):
-            folders[:] = [name for name in folders if name != _OF_THE_DISK]
+            folders[:] = [name for name in folders if name != _LOST_AND_FOUND]
             for path in (Path(folder, name) for name in names):
-                yield path.relative_to(root).as_posix(), path.stat().st_size
+                with contextlib.suppress(FileNotFoundError):  # deleted since it was listed
+                    found = path.stat() if path.exists() else path.lstat()  # a link to nothing is a file too
+                    yield path.relative_to(root).as_posix(), found.st_size
     except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as error:

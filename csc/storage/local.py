@@ -49,6 +49,8 @@ def atomic_folder(target: Path) -> Iterator[Path]:
                     target.replace(old)
                 temporary.replace(target)
         finally:
+            if old.exists() and not target.exists():  # interrupted between the two renames
+                old.replace(target)
             shutil.rmtree(temporary, ignore_errors=True)
             shutil.rmtree(old, ignore_errors=True)
 
@@ -56,11 +58,10 @@ def atomic_folder(target: Path) -> Iterator[Path]:
 @contextlib.contextmanager
 def atomic_file(target: Path) -> Iterator[Path]:
     """Yield an empty file next to `target`; rename it to `target` if the block succeeds, else remove it."""
-    with parent_of(target):
-        with writable(target):
-            if target.is_dir():
-                raise IsADirectoryError(errno.EISDIR, "there is a folder of this name")
-            handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    with parent_of(target), writable(target):
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "there is a folder of this name")
+        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
         os.close(handle)
         temporary = Path(name)
         try:
@@ -101,7 +102,7 @@ def writable(target: Path | str) -> Iterator[None]:
 
 def write_json(target: Path, content: Any) -> None:
     """Write indented JSON atomically; a number that is not finite is an error."""
-    with writable(target), atomic_file(target) as path:
+    with atomic_file(target) as path:
         path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from csc.errors import BadData, StoreUnavailable
-from csc.storage.local import atomic_file, too_long, writable
+from csc.storage.local import atomic_file, too_long
 from csc.storage.uris import NoSuchFile, bucket_and_key
 
 __all__ = ["delete", "download", "read", "upload", "version_of", "versions_below", "write"]
@@ -43,13 +43,16 @@ def read(uri: str, limit: int | None = None) -> bytes:
     with _store(uri) as client:
         from botocore.exceptions import HTTPClientError, IncompleteReadError
 
-        for _ in range(_ATTEMPTS - 1):
+        for attempt in range(_ATTEMPTS):
             answer = client.get_object(Bucket=bucket, Key=key)
             if limit is not None and answer["ContentLength"] > limit:
                 raise BadData(f"{uri}: {too_long(answer['ContentLength'], limit)}")
-            with contextlib.suppress(HTTPClientError, IncompleteReadError):
+            try:
                 return bytes(answer["Body"].read())
-        return bytes(client.get_object(Bucket=bucket, Key=key)["Body"].read())
+            except (HTTPClientError, IncompleteReadError):
+                if attempt == _ATTEMPTS - 1:
+                    raise
+        raise AssertionError("the last attempt returns or raises")
 
 
 def write(uri: str, content: bytes) -> None:
@@ -73,7 +76,7 @@ def upload(path: Path, uri: str) -> None:
 def download(uri: str, path: Path) -> None:
     """Copy an object to a local file, in parts if it is long; the file appears complete or not at all."""
     bucket, key = bucket_and_key(uri)
-    with writable(path), atomic_file(path) as temporary, _store(uri) as client:
+    with atomic_file(path) as temporary, _store(uri) as client:
         client.download_file(bucket, key, str(temporary))
 
 

@@ -15,7 +15,13 @@ class NoSuchFile(BadData):
 def is_remote(uri: str | os.PathLike[str]) -> bool:
     """Whether an address is in an object store; one of an unknown kind is refused."""
     text = os.fspath(uri)
-    scheme, separator, _ = text.partition("://")
+    scheme, separator, rest = text.partition("://")
+    _, at, host = rest.partition("/")[0].rpartition("@")
+    if separator and at and scheme != "file":
+        raise BadData(
+            f"{scheme}://{host}: an address must not contain a name or a password; "
+            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile"
+        )
     if separator and scheme not in ("file", "s3"):
         raise BadData(
             f"{text}: '{scheme}://' cannot be read or written by this version; "

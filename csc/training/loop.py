@@ -21,7 +21,7 @@ from csc.methods import HEADS, method
 from csc.nets.head import Head
 from csc.nets.network import Network
 from csc.replay.memory import Memory
-from csc.storage import atomic_file, writable
+from csc.storage import atomic_file
 from csc.training.checkpoint import Checkpoint, EpochLog, Position
 from csc.training.device import Precision, for_inference, to_device
 from csc.training.examples import Examples
@@ -261,7 +261,7 @@ class Trainer:
         file = self.checkpoint.with_suffix(".not-finite.txt")
         rows = [row for draws in updates[number] for draw in draws for row in draw.rows]
         if self.group.is_main:
-            with writable(file), atomic_file(file) as temporary:
+            with atomic_file(file) as temporary:
                 ids = self.examples.view.table["image_id"].take(rows).to_pylist()
                 temporary.write_text("\n".join(ids) + "\n", encoding="utf-8")
         setting = "train.lr_base" if self.is_base else "train.lr"

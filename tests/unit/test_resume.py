@@ -169,6 +169,28 @@ def test_a_folder_that_only_looks_begun_is_never_touched(name: str, tmp_path: Pa
     assert contents(tmp_path) == before
 
 
+def test_a_folder_with_a_link_to_nothing_is_never_touched(tmp_path: Path):
+    photos = tmp_path / "out" / "images"
+    photos.mkdir(parents=True)
+    (photos / "holiday.jpg").symlink_to(tmp_path / "gone.jpg")
+    (photos / "thesis.jpg").write_text("the only copy")
+    assert "not a data set" in refusal(lambda: write(tmp_path / "out"))
+    assert sorted(os.listdir(photos)) == ["holiday.jpg", "thesis.jpg"]
+
+
+def test_a_failed_first_shard_takes_no_file_of_the_user_with_it(tmp_path: Path):
+    images = tmp_path / "out" / "images"
+
+    def fail(rows: object) -> None:
+        images.mkdir()
+        (images / "mine.jpg").write_text("the only copy")
+        raise RuntimeError("lost")
+
+    with pytest.raises(RuntimeError, match="lost"):
+        write(tmp_path / "out", images=fail)
+    assert contents(tmp_path / "out") == {"images": None, "images/mine.jpg": b"the only copy"}
+
+
 def test_who_comes_second_waits_and_says_so(tmp_path: Path):
     class Said(io.StringIO):
         def flush(self) -> None:

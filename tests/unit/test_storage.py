@@ -144,6 +144,25 @@ def test_at_every_moment_the_target_is_the_old_the_new_or_nothing(
     assert all(moment in (moments[0], content(target), None) for moment in moments)
 
 
+def test_an_interrupt_between_the_two_renames_of_a_folder_keeps_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    target = tmp_path / "target"
+    write(atomic_folder, target, "old")
+    before, replace = content(target), Path.replace
+
+    def interrupted(path: Path, to: Path) -> Path:
+        if to == target and not path.name.endswith(".old"):
+            raise KeyboardInterrupt
+        return replace(path, to)
+
+    monkeypatch.setattr(Path, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write(atomic_folder, target, "new")
+    assert content(target) == before
+    assert os.listdir(tmp_path) == ["target"]
+
+
 @BOTH
 def test_what_a_killed_process_left_behind_disturbs_nobody(atomic: Writer, tmp_path: Path):
     killed = atomic(tmp_path / "target")
@@ -269,6 +288,15 @@ def test_an_address_of_an_unknown_kind_is_refused_by_name(uri: str):
         assert message.startswith(f"{uri}: '{uri.partition('://')[0]}://' cannot be read or written")
         assert "local" in message
         assert "s3://" in message
+
+
+@pytest.mark.parametrize("uri", ["s3://KEY:hunter2@bucket/set", "https://me:hunter2@host/set.zip"])
+def test_an_address_with_a_password_is_refused_without_showing_it(uri: str):
+    for action in (is_remote, local_path, exists, read_bytes, lambda uri: list(versions_below(uri))):
+        message = refusal(lambda: action(uri))  # noqa: B023
+        assert "must not contain a name or a password" in message
+        assert "hunter2" not in message
+        assert "KEY:" not in message
 
 
 def test_what_needs_a_local_path_refuses_a_bucket_by_name():
@@ -450,6 +478,11 @@ def test_an_answer_that_breaks_off_is_asked_for_again(wire: Wire):
     assert len(wire.asked) == 4
 
 
+def test_an_object_that_grows_beyond_the_limit_is_refused_at_the_last_attempt_too(wire: Wire):
+    wire.answers = [(200, b"who", 5)] * 4 + [(200, b"whole but too long", 18)]
+    assert "it has 18 bytes, at most 10 are read" in refusal(lambda: read_bytes("s3://bucket/file", 10))
+
+
 def test_an_answer_that_always_breaks_off_is_reported(wire: Wire, tmp_path: Path):
     wire.answers = [(200, b"who", 5)]
     for action in (lambda: read_bytes("s3://bucket/file"), lambda: download("s3://bucket/file", tmp_path / "copy")):
@@ -514,6 +547,16 @@ def test_a_disk_that_is_full_is_reported(wire: Wire, tmp_path: Path, monkeypatch
     monkeypatch.setattr(storage.s3._client(os.getpid()), "download_file", full)
     message = refusal(lambda: download("s3://bucket/file", tmp_path / "copy"))
     assert message == f"cannot write {tmp_path / 'copy'}: No space left on device; make room or choose another disk"
+    assert contents(tmp_path) == {}
+
+
+def test_a_disk_that_fills_up_while_a_file_is_written_is_reported_in_one_line(tmp_path: Path):
+    def fill_up() -> None:
+        with atomic_file(tmp_path / "file"):
+            raise OSError(28, "No space left on device")
+
+    message = refusal(fill_up)
+    assert message == f"cannot write {tmp_path / 'file'}: No space left on device; make room or choose another disk"
     assert contents(tmp_path) == {}
 
 

@@ -14,6 +14,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -44,6 +45,7 @@ from csc.storage import (
 __all__ = ["Output", "refuse_foreign", "resume"]
 
 _CARD, _KEY, _LOCK = "dataset.json", "partial/key", "partial/lock"
+_OURS = re.compile(r"images/(\d{5,}\.arrow|index\.json)|partial/.+")  # what an attempt may leave, and a next one delete
 
 
 def refuse_foreign(target: str | os.PathLike[str]) -> None:
@@ -128,9 +130,8 @@ class Output:
                 finished[part.number] = shard
         if may_delete and not exists(self._at(_CARD)):  # else another process has finished it while this one waited
             keep = {_KEY, _LOCK, *(name for number in finished for name in _names(number))}
-            for name in sizes.keys() - keep:
-                if name.startswith(("images/", "partial/")):
-                    delete(self._at(name))
+            for name in filter(_OURS.fullmatch, sizes.keys() - keep):
+                delete(self._at(name))
         return finished
 
     def make(self, images: Images, part: Part) -> Shard:
@@ -169,8 +170,11 @@ class Output:
         """Delete the unfinished data set; what another process has begun or finished meanwhile stays."""
         if self._owner() in ("", self.key):
             if not exists(self._at(_CARD)):
-                delete_below(self._at("images"))
+                for name in filter(_OURS.fullmatch, [name for name, _ in list_below(self.uri)]):
+                    delete(self._at(name))
             delete_below(self._at("partial"))
+            with contextlib.suppress(BadData, OSError):  # in an object store, or not empty
+                local_path(self._at("images")).rmdir()
 
     def _at(self, name: str) -> str:
         return join(self.uri, name)

@@ -59,7 +59,7 @@ def for_each_part(
             lifeline.close()  # ends the workers; to cancel as well would let the pool stumble over what is cancelled
             raise
         except Exception:
-            pool.shutdown(wait=False, cancel_futures=True)  # no part is begun after one that failed
+            pool.shutdown(cancel_futures=True)  # no part is begun after one that failed; those at work end first
             raise
 
 
