@@ -6,7 +6,7 @@ from pathlib import Path
 
 from csc import __version__
 
-__all__ = ["DECISIVE", "code_version"]
+__all__ = ["DECISIVE", "code_version", "sources_digest"]
 
 # What decides the numbers of a run, in the library. Ingest is not among it: a data set has a fingerprint of its own.
 DECISIVE = (
@@ -39,10 +39,15 @@ def code_version() -> str:
 
     Another page, command or bench leaves it as it is, and with it checkpoints, caches and finished runs.
     """
+    return f"{__version__}+{sources_digest(*DECISIVE)[:8]}"
+
+
+def sources_digest(*patterns: str) -> str:
+    """The SHA-256 of those sources of the library that match a pattern and decide results, in hex."""
     root = Path(__file__).parent
-    found = {file for pattern in DECISIVE for file in root.glob(pattern) if file.suffix in (".py", ".yaml")}
+    found = {file for pattern in patterns for file in root.glob(pattern) if file.suffix in (".py", ".yaml")}
     digest = hashlib.sha256()
     for file in sorted(found - {root / name for name in _NOT_DECISIVE}):
         lines = [line for line in file.read_bytes().splitlines() if not line.startswith(b"description: ")]
         digest.update(str(file.relative_to(root)).encode() + b"\n".join(lines))
-    return f"{__version__}+{digest.hexdigest()[:8]}"
+    return digest.hexdigest()

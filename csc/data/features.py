@@ -10,6 +10,7 @@ The folder is in the data set, local or remote. Everything that decides a map is
 
 import math
 from collections.abc import Iterable
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +24,7 @@ from csc.data.dataset import Dataset
 from csc.data.shards import ShardFiles, has_sha256
 from csc.errors import BadData, BadModel
 from csc.storage import exists, is_remote, join, json_digest, local_path, read_json, sha256_file, version_of
+from csc.version import sources_digest
 
 __all__ = [
     "BATCH_ROWS",
@@ -47,6 +49,7 @@ __all__ = [
 CARD, WEIGHTS = "features.json", "backbone.safetensors"
 REMEDY = "remove the folder and embed again"
 BATCH_ROWS = 64  # rows of a record batch; a row is found by division
+MADE_BY = ("data/augment.py", "nets/backbone.py", "nets/folding.py")  # the sources that decide a map
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Maps = np.ndarray[tuple[int, ...], np.dtype[np.float16]]
 
@@ -79,10 +82,11 @@ class FeatureCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def features_key(config: Config, fingerprint: str) -> str:
-    """Name the maps by all that decides them: images, weights, size and decoding."""
+    """Name the maps by all that decides them: images, weights, size, decoding, and the code of these."""
     backbone = config.backbone
     facts = [fingerprint, backbone.name, backbone.output_stride, _weights(config), config.input.size]
-    return json_digest([*facts, config.input.decode])[:16]
+    code = [sources_digest(*MADE_BY), metadata.version("timm")]
+    return json_digest([*facts, config.input.decode, *code])[:16]
 
 
 def _weights(config: Config) -> str:
@@ -139,7 +143,12 @@ def backbone_weights(uri: str) -> Path:
     """The file of the weights that the maps were made with, on this machine."""
     file, card = join(uri, WEIGHTS), read_features(uri)
     if is_remote(file):
-        return NodeCache.of_this_node().fetch(file, card.backbone.sha256, card.backbone.bytes, REMEDY)
+        cache, sha256 = NodeCache.of_this_node(), card.backbone.sha256
+        copy = cache.fetch(file, sha256, card.backbone.bytes, REMEDY)
+        if not has_sha256(copy, sha256):  # damaged since it was fetched
+            copy.unlink(missing_ok=True)
+            copy = cache.fetch(file, sha256, card.backbone.bytes, REMEDY)
+        return copy
     if not has_weights(uri, card):
         raise BadData(f"{file}: missing or damaged; {REMEDY}")
     return local_path(file)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+from zipfile import BadZipFile
 
 from csc.config.groups import AtLeast1, NotNegative, Settings, Statistics, Text
 from csc.config.schema import Config
@@ -96,7 +97,7 @@ def _word_vectors(path: str, classes: tuple[str, ...]) -> "Tensor":
         vectors = torch.from_numpy(np.stack([known[name] for name in classes]).astype(np.float32))
     except KeyError as error:
         raise BadConfig(f"agcn.embeddings={path}: has no vector of {error}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, EOFError, TypeError, ValueError, BadZipFile) as error:  # also of an .npy, or cut off
         raise BadConfig(f"agcn.embeddings={path}: not readable as .npz with classes and vectors ({error})") from None
     if vectors.shape[1:] != (WORD_VECTOR,):
         raise BadConfig(f"agcn.embeddings={path}: expected vectors of {WORD_VECTOR} numbers, got {vectors.shape[1:]}")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from csc.config.groups import AtLeast1, NotNegative, Settings, Statistics, Unit
 from csc.config.schema import Config
-from csc.errors import BadConfig
+from csc.errors import BadConfig, BadModel
 from csc.methods import register
 from csc.methods.base import HEADS, HeadKind, Method, Step
 
@@ -98,6 +98,8 @@ class KRT(Method):
         scores = objective.logits_of_prior().sigmoid()
         expected = self.settings.labels_per_image * scores.shape[1] / self.settings.of_classes
         if self.settings.per_class:
+            if "labels" not in self.state:
+                raise BadModel("krt.per_class=true: the prior model has no count of its labels; train it so, too")
             share = self.state["labels"].to(scores) / self.state["labels"].sum()
             self.threshold = thresholds_for(scores, expected * share)
             return

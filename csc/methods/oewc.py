@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from csc.config.groups import AtLeast1, NotNegative, Settings, Unit
+from csc.errors import BadModel
 from csc.methods import register
 from csc.methods.finetune import FineTune
 
@@ -42,6 +43,13 @@ class OnlineEWC(FineTune):
 
     name = "oewc"
     own_settings = (Oewc,)
+
+    def begin(self, objective: "Objective") -> None:
+        """Refuse a prior model of which nobody knows which weights mattered."""
+        super().begin(objective)
+        has_old = len(objective.classes) > objective.new
+        if has_old and not any(name.startswith("fisher.") for name in self.state):
+            raise BadModel("method=oewc: the prior model has no Fisher information; train it with this method, too")
 
     def penalty(self, network: "Network") -> "dict[str, Tensor]":
         """λ Σ F (θ - θ*)²; nothing in the base task."""

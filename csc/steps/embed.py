@@ -100,8 +100,8 @@ def _damaged(uri: str, view: int) -> list[int]:
     return damaged_shards(view_uri(uri, view), _finished(uri, view))
 
 
-class _AlreadyWritten(Exception):
-    """Another run has finished the shard that this one was making."""
+class _IndexChanged(Exception):
+    """Another run has finished the shard that this one was making, or has overwritten the index with an older one."""
 
 
 class _Embedding:
@@ -135,15 +135,15 @@ class _Embedding:
         left = [view for view, shards in enumerate(counts) if len(_finished(self.uri, view)) < len(shards)]
         print(f"data: feature maps of {self.settings.backbone.name} · {views + 1} views, {len(left)} to make")
         shape = self._shape()
+        for view in left:
+            while len(_finished(self.uri, view)) < len(counts[view]):
+                with contextlib.suppress(_IndexChanged):  # continue with the first shard that it lacks
+                    self._make(view, counts[view], shape)
         for view, shards in enumerate(counts):
             for number in _damaged(self.uri, view):
                 print(f"data: {self._file(view, number)} is damaged and made again")
                 with Bar(f"data: embed view {view}", len(shards[number]), "images") as bar:
                     self._write(view, number, next(self._maps([shards[number]], view, bar)), shape)
-        for view in left:
-            while len(_finished(self.uri, view)) < len(counts[view]):
-                with contextlib.suppress(_AlreadyWritten):  # continue after it
-                    self._make(view, counts[view], shape)
         if not _are_there(self.uri, views, self.dataset):  # else another run has written the card
             self._write_card(views, shape)
         if not is_remote(self.uri):  # now that all shards are there, what killed processes were writing is of no use
@@ -181,12 +181,14 @@ class _Embedding:
         with atomic_output(self._file(view, number)) as temporary, writable(temporary):
             rows = write_maps(maps, shape, temporary)
             if is_new and len(_finished(self.uri, view)) > number:
-                raise _AlreadyWritten
+                raise _IndexChanged
             entry = IndexEntry(rows, temporary.stat().st_size, sha256_file(temporary))
         self._note(view, number, entry)
 
     def _note(self, view: int, number: int, entry: IndexEntry) -> None:
         index = _finished(self.uri, view)
+        if len(index) < number:
+            raise _IndexChanged
         index[number : number + 1] = [entry]
         content = json.dumps(msgspec.to_builtins(index), indent=1)
         write_bytes(join(view_uri(self.uri, view), INDEX), content.encode())

@@ -116,8 +116,9 @@ class Objective:
         return torch.from_numpy(self.examples.view.targets()[: self.examples.own]).float()
 
     def image_digests(self) -> Tensor:
-        """A number (rows,) for the name of each of the task's own images."""
-        names = self.examples.view.table["image_id"].to_pylist()[: self.examples.own]
+        """A number (rows,) for each of the task's own images, by its name and its data set."""
+        view = self.examples.view
+        names = [f"{view.fingerprint}/{name}" for name in view.table["image_id"].to_pylist()[: self.examples.own]]
         digests = [hashlib.blake2b(name.encode(), digest_size=8).digest() for name in names]
         return torch.from_numpy(np.frombuffer(b"".join(digests), np.int64).copy())
 

@@ -175,7 +175,7 @@ def test_a_folder_with_a_link_to_nothing_is_never_touched(tmp_path: Path):
     (photos / "holiday.jpg").symlink_to(tmp_path / "gone.jpg")
     (photos / "thesis.jpg").write_text("the only copy")
     assert "not a data set" in refusal(lambda: write(tmp_path / "out"))
-    assert sorted(os.listdir(photos)) == ["holiday.jpg", "thesis.jpg"]
+    assert sorted(path.name for path in photos.iterdir()) == ["holiday.jpg", "thesis.jpg"]
 
 
 def test_a_failed_first_shard_takes_no_file_of_the_user_with_it(tmp_path: Path):

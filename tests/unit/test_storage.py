@@ -160,7 +160,7 @@ def test_an_interrupt_between_the_two_renames_of_a_folder_keeps_the_old_one(
     with pytest.raises(KeyboardInterrupt):
         write(atomic_folder, target, "new")
     assert content(target) == before
-    assert os.listdir(tmp_path) == ["target"]
+    assert [path.name for path in tmp_path.iterdir()] == ["target"]
 
 
 @BOTH

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from csc.data.views import View
-from csc.errors import BadConfig
+from csc.errors import BadConfig, BadModel
 from csc.methods import method
 from csc.methods.base import Replay, Step
 from csc.nets.correlation import statistical_cm
@@ -319,11 +319,19 @@ def test_word_vectors_come_from_a_file_by_class_name(bench: Bench, tmp_path: Pat
     assert not torch.equal(before["W_1"], trainer.network.head.W_1)
 
 
-@pytest.mark.parametrize("content", [None, b"no archive", {"classes": ["0"], "vectors": np.zeros((1, 300))}, "narrow"])
+@pytest.mark.parametrize(
+    "content", [None, b"", b"no archive", "npy", "cut", {"classes": ["0"], "vectors": np.zeros((1, 300))}, "narrow"]
+)
 def test_bad_word_vectors_are_named_in_one_line(bench: Bench, tmp_path: Path, content):
     path = tmp_path / "words.npz"
     if isinstance(content, bytes):
         path.write_bytes(content)
+    elif content == "npy":
+        with path.open("wb") as file:
+            np.save(file, np.zeros((10, 300)))
+    elif content == "cut":
+        np.savez(path, classes=np.array(["0"]), vectors=np.zeros((1, 300)))
+        path.write_bytes(path.read_bytes()[:-30])
     elif content == "narrow":
         np.savez(path, classes=np.array([str(digit) for digit in range(10)]), vectors=np.zeros((10, 50)))
     elif content is not None:
@@ -331,6 +339,18 @@ def test_bad_word_vectors_are_named_in_one_line(bench: Bench, tmp_path: Path, co
     config = settings("method=agcn", "head=label_graph", "train.epochs=1", f"agcn.embeddings={path}")
     with pytest.raises(BadConfig, match=r"agcn\.embeddings=") as error:
         bench.trainer(config).run()
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("items", "missing"), [(("method=oewc",), "Fisher information"), (("method=krt", "krt.per_class=true"), "labels")]
+)
+def test_a_prior_model_of_another_method_without_what_a_method_needs_is_refused(
+    bench: Bench, items: tuple[str, ...], missing: str
+):
+    config = settings(*items, "head=linear", "train.epochs=1")
+    with pytest.raises(BadModel, match=f"the prior model has no .*{missing}") as error:
+        bench.second(config).run()
     assert "\n" not in str(error.value)
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import resource
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -340,6 +341,24 @@ def test_of_two_embeddings_at_once_the_slower_spoils_nothing(
         assert len(files) == shards
 
 
+def test_an_index_that_another_run_set_back_is_completed_in_order(
+    sharded: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    whole = contents(Path(embedded(copied(sharded, tmp_path / "whole"))))
+    note, noted = step._Embedding._note, list[int]()
+
+    def set_back(embedding: Any, view: int, number: int, entry: Any) -> None:
+        noted.append(number)
+        if noted == [0, 1, 2]:
+            index = Path(embedding.uri, "view-00", "index.json")
+            index.write_text(json.dumps(json.loads(index.read_text())[:1]))
+        note(embedding, view, number, entry)
+
+    monkeypatch.setattr(step._Embedding, "_note", set_back)
+    assert contents(Path(embedded(copied(sharded, tmp_path / "set")))) == whole
+    assert noted == [0, 1, 2, 1, 2, 3]
+
+
 def test_a_card_is_not_believed_if_an_index_lacks_shards(sharded: Dataset, tmp_path: Path):
     data = copied(sharded, tmp_path / "set")
     features = Path(embedded(data, "input.augment=true", "features.views=1"))
@@ -356,6 +375,26 @@ def test_what_decides_a_map_is_in_the_key(dataset: Dataset, item: str):
     names = {features_key(settings(*FROZEN, *more), dataset.fingerprint) for more in ((), (item,))}
     assert len(names) == 2
     assert features_key(settings(*FROZEN), "other data") not in names
+
+
+@pytest.mark.parametrize("changed", ["csc.data.features.sources_digest", "csc.data.features.metadata.version"])
+def test_maps_of_other_code_lie_elsewhere(dataset: Dataset, changed: str, monkeypatch: pytest.MonkeyPatch):
+    before = features_key(settings(*FROZEN), dataset.fingerprint)
+    monkeypatch.setattr(changed, lambda *_: "other")
+    assert features_key(settings(*FROZEN), dataset.fingerprint) != before
+
+
+def test_weights_that_were_damaged_on_this_node_are_fetched_again(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    uri = embedded(data)
+    card, weights = read_features(uri), Path(uri, WEIGHTS)
+    monkeypatch.setenv("CSC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("csc.data.features.read_features", lambda _: card)
+    monkeypatch.setattr("csc.data.cache.download", lambda _, path: shutil.copyfile(weights, path))
+    copy = backbone_weights("s3://bucket/maps")
+    flip(copy)
+    assert backbone_weights("s3://bucket/maps").read_bytes() == weights.read_bytes()
 
 
 def test_maps_of_other_weights_from_the_hub_lie_elsewhere(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from itertools import permutations
 from types import SimpleNamespace
 
+import pyarrow as pa
 import pytest
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from csc.nets.head import grow
 from csc.nets.network import Network
 from csc.scenario import Scenario
 from csc.training.calibration import calibrate
+from csc.training.objective import Objective
 from csc.training.start import start_task
 from tests.unit.training.bench import NEW, fresh_network, grown_network, one_line, saved_model, settings, state_of
 
@@ -227,6 +229,15 @@ def test_l3a_standardises_if_it_is_told_to():
     plain, standard = (learned([images_of(0)], "method=l3a", f"l3a.standardise={on}").head for on in ("false", "true"))
     assert not plain.mean.any()
     assert standard.mean.any()
+
+
+def test_images_of_two_data_sets_with_the_same_names_are_different_images():
+    def digests(fingerprint: str) -> torch.Tensor:
+        view = SimpleNamespace(fingerprint=fingerprint, table=pa.table({"image_id": ["000001", "000002"]}))
+        return Objective.image_digests(SimpleNamespace(examples=SimpleNamespace(view=view, own=2)))  # type: ignore[arg-type]
+
+    assert torch.equal(digests("one"), digests("one"))
+    assert not torch.isin(digests("one"), digests("other")).any()
 
 
 def test_l3a_that_counts_images_once_fills_nothing_in_that_it_has_counted():
