@@ -6,6 +6,7 @@ __all__ = [
     "BadModel",
     "BadScenario",
     "CscError",
+    "HubUnavailable",
     "NotFinite",
     "StoreUnavailable",
     "Terminated",
@@ -59,6 +60,10 @@ class Unavailable(CscError):
 
 class StoreUnavailable(Unavailable, BadData):
     """An object store that does not answer or answers only with errors of its own."""
+
+
+class HubUnavailable(Unavailable, BadModel):
+    """The hub of pretrained weights does not answer or answers only with errors of its own."""
 
 
 class TrackingUnavailable(Unavailable, TrackingError):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from csc.config.groups import Backbone as BackboneConfig
-from csc.errors import BadConfig, BadModel
+from csc.errors import BadConfig, BadModel, HubUnavailable
 from csc.storage import sha256_file
 
 __all__ = [
@@ -171,10 +171,23 @@ def from_hub(name: str) -> Path:
     try:
         return Path(hf_hub_download(known.hf_hub_id, "model.safetensors"))
     except Exception as error:  # the hub client raises many kinds
-        raise BadModel(
+        kind = HubUnavailable if _is_temporary(error) else BadModel
+        raise kind(
             f"init=hub: the weights of {name} could not be fetched ({type(error).__name__}); "
             "on a machine without internet set init=/path/to/weights.safetensors"
         ) from None
+
+
+def _is_temporary(error: Exception) -> bool:
+    """Whether the hub could not be reached or had an error of its own, so that another try may help."""
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    unreached = isinstance(error, LocalEntryNotFoundError)
+    cause = error.__cause__ if unreached else error
+    if isinstance(cause, HfHubHTTPError):
+        status = cause.response.status_code
+        return status in (408, 429) or status >= 500
+    return unreached and cause is not None and not isinstance(cause, OfflineModeIsEnabled)
 
 
 def _load_file(backbone: Backbone, path: Path, allow_leaky: bool) -> bool:

@@ -31,6 +31,7 @@ _WORKDIR_LABEL, _RUN_LABEL = "csc.workdir", "csc.run"
 _PASSED_ON = ("AWS_", "CSC_", "HF_", "MLFLOW_", "OMP_NUM_THREADS", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE")
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 _PATHS = ("_BUNDLE", "_CACHE", "_DIR", "_FILE", "_HOME", "_PATH")
+_GRACE = 30  # seconds that an interrupted step has to end
 _SHARED_MEMORY = "8g"  # at most; loader processes hand batches through it
 
 
@@ -163,7 +164,9 @@ def _names_this_machine(environment: Mapping[str, str]) -> bool:
 def _visible(workdir: Path, arguments: Mapping[str, str], environment: Mapping[str, str]) -> list[Path]:
     """Every file and folder of this machine that the steps must see, none of them inside another."""
     named = [value for name, value in environment.items() if name.endswith(_PATHS)]
-    named += [arguments["data"], json.loads(arguments["config"]).get("init", "")]
+    config = json.loads(arguments["config"])
+    named += [arguments["data"], arguments.get("test", "")]
+    named += [config.get("init", ""), config.get("agcn", {}).get("embeddings", "")]
     if (database := database_of(environment.get("MLFLOW_TRACKING_URI", ""))) is not None:
         named.append(str(database.parent))  # SQLite writes files next to it
     there = {Path(name).absolute() for name in named if name and (Path(name).is_file() or Path(name).is_dir())}
@@ -184,6 +187,7 @@ def _options(client: "DockerClient") -> dict[str, Any]:
 
     gpus = [DeviceRequest(count=-1, capabilities=[["gpu"]])] if "nvidia" in client.info()["Runtimes"] else []
     return {
+        "init": True,  # hands on signals
         "read_only": True,
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges"],
@@ -195,6 +199,8 @@ def _options(client: "DockerClient") -> dict[str, Any]:
 
 def _run_to_its_end(client: "DockerClient", step: Step, show: Show, options: Mapping[str, Any]) -> int:
     """Run a container, hand on its output line by line, and return its exit code."""
+    from docker.errors import DockerException
+
     container = client.containers.run(step.image, step.command, detach=True, **options)
     try:
         pending = ""
@@ -205,5 +211,9 @@ def _run_to_its_end(client: "DockerClient", step: Step, show: Show, options: Map
         if pending:
             show(pending)
         return int(container.wait()["StatusCode"])
+    except BaseException:
+        with contextlib.suppress(DockerException):
+            container.stop(timeout=_GRACE)  # training writes a checkpoint
+        raise
     finally:
         container.remove(v=True, force=True)

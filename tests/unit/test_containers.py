@@ -40,6 +40,10 @@ class Container:
         assert not self.removed
         return {"StatusCode": self.code}
 
+    def stop(self, timeout: int) -> None:
+        assert not self.removed
+        self.stopped = timeout > 0
+
     def remove(self, v: bool, force: bool) -> None:
         assert v
         assert force
@@ -148,6 +152,11 @@ def test_steps_see_the_data_the_weights_the_database_and_files_that_settings_nam
     made = options(
         monkeypatch, workdir, data=str(tmp_path / "data"), config=json.dumps({"init": "weights.safetensors"})
     )
+    (tmp_path / "old").mkdir()
+    (tmp_path / "words.npz").touch()
+    config = json.dumps({"agcn": {"embeddings": "words.npz"}})
+    extension = options(monkeypatch, workdir, data=str(tmp_path / "data"), test=str(tmp_path / "old"), config=config)
+    assert {str(tmp_path / name) for name in ("data", "old", "words.npz")} < set(seen(extension))
     names = ("ca.crt", "cache", "data", "tracking", "weights.safetensors", "work")
     assert seen(made) == [str(tmp_path / name) for name in names]
     assert made["working_dir"] == str(tmp_path)
@@ -287,7 +296,7 @@ def test_output_comes_line_by_line_and_then_the_exit_code(monkeypatch, workdir, 
     assert container.removed
 
 
-def test_an_interrupted_container_is_removed(monkeypatch, workdir):
+def test_an_interrupted_container_is_stopped_and_removed(monkeypatch, workdir):
     class Interrupted(Container):
         def logs(self, stream: bool):
             raise KeyboardInterrupt
@@ -295,4 +304,5 @@ def test_an_interrupted_container_is_removed(monkeypatch, workdir):
     container = Interrupted([], 0)
     with pytest.raises(KeyboardInterrupt):
         containers._run_to_its_end(Engine(container=container), Step("cpu:1", ["x"], {}), print, {})
+    assert container.stopped
     assert container.removed

@@ -2,15 +2,17 @@
 
 import hashlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import huggingface_hub
 import msgspec
 import pytest
 import torch
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from csc.errors import BadConfig, BadModel
+from csc.errors import BadConfig, BadModel, HubUnavailable
 from csc.methods import method as build_method
 from csc.nets.backbone import Initialisation, build_backbone, initialise
 from csc.storage import sha256_file
@@ -141,6 +143,25 @@ def test_without_internet_the_hub_is_refused_in_one_line(monkeypatch: pytest.Mon
         initialise(settings().backbone, "hub", allow_leaky=False)
     assert one_line(error)
     assert "test_resnet" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [(503, HubUnavailable), (429, HubUnavailable), (404, BadModel), (None, HubUnavailable)]
+)
+def test_a_hub_that_is_down_may_be_asked_again(
+    status: int | None, kind: type[BadModel], monkeypatch: pytest.MonkeyPatch
+):
+    def down(*_: str) -> str:
+        cause: Exception = ConnectionError("no route")
+        if status:
+            answer = SimpleNamespace(status_code=status, headers={}, request=None)
+            cause = HfHubHTTPError("broken", response=answer)  # type: ignore[arg-type]
+        raise LocalEntryNotFoundError("not here") from cause
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", down)
+    with pytest.raises(BadModel, match="could not be fetched") as error:
+        initialise(settings().backbone, "hub", allow_leaky=False)
+    assert type(error.value) is kind
 
 
 def test_weights_from_the_hub_are_safetensors_and_recorded_by_name_and_digest(
