@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from csc.errors import CscError, TrackingError, TrackingUnavailable
-from csc.tracking.server import artifact_location, quiet, tracking_uri, without_secrets
+from csc.tracking.server import artifact_location, connect, quiet, tracking_uri, without_secrets
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric
     from mlflow.tracking import MlflowClient
 
-__all__ = ["find_or_create", "find_or_create_experiment", "log_metrics", "translate_errors"]
+__all__ = ["connected", "find_or_create", "find_or_create_experiment", "log_metrics", "translate_errors"]
 
 METRICS_PER_BATCH = 1000  # that MLflow takes
 TRIES = 3  # to create something, each after looking whether it is there
@@ -51,6 +51,13 @@ _REFUSED = {
 }
 
 T = TypeVar("T")
+
+
+@contextlib.contextmanager
+def connected() -> Iterator["MlflowClient"]:
+    """A client for the tracking server; errors are translated."""
+    with translate_errors():
+        yield connect()
 
 
 @contextlib.contextmanager

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from csc.data.evidence import Evidence, read_evidence
-from csc.tracking.calls import translate_errors
+from csc.tracking.calls import connected, translate_errors
 from csc.tracking.queries import task_of, with_tags
 from csc.tracking.runs import Tracker
-from csc.tracking.server import connect
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -32,19 +31,14 @@ def keep_file(tracker: Tracker, path: str, name: str) -> None:
 
 
 def fetch_files(scenario_run_id: str, name: str, folder: Path, task: int | None = None) -> dict[int, Path]:
-    """The files of a name that the tasks of a scenario run have kept, by task; tasks that kept none are left out.
+    """The files of a name that the tasks of a scenario run have kept, or one of them, by task.
 
-    Args:
-        scenario_run_id: of the run whose tasks are meant.
-        name: of the file.
-        folder: for files that are not on this machine.
-        task: only the file of this one.
+    Tasks that kept none are left out. Files that are not on this machine are put into `folder`.
     """
     found = {}
     tags = {"csc.role": "task", "csc.scenario_run": scenario_run_id}
     tags |= {} if task is None else {"csc.task": str(task)}
-    with translate_errors():
-        client = connect()
+    with connected() as client:
         experiment = client.get_run(scenario_run_id).info.experiment_id
         for run in client.search_runs([experiment], with_tags(tags)):
             if any(item.path == name for item in client.list_artifacts(run.info.run_id)):
@@ -74,8 +68,7 @@ def keep_figures(run_id: str, figures: "Mapping[str, Image.Image]", step: int) -
 
     MLflow's own `log_image` names its files after the time and a random number, so every try would add another copy.
     """
-    with translate_errors(), tempfile.TemporaryDirectory(prefix="csc-figures-") as folder:
-        client = connect()
+    with connected() as client, tempfile.TemporaryDirectory(prefix="csc-figures-") as folder:
         begun = client.get_run(run_id).info.start_time
         for name, figure in figures.items():
             key = uuid.uuid5(uuid.NAMESPACE_OID, name)

@@ -4,9 +4,8 @@ import tempfile
 from pathlib import Path
 
 from csc.artifacts import Metrics, RegisteredTask
-from csc.tracking.calls import translate_errors
+from csc.tracking.calls import connected
 from csc.tracking.files import fetch_files
-from csc.tracking.server import connect
 
 __all__ = ["fetch_old_classes", "keep_old_classes"]
 
@@ -19,8 +18,7 @@ def keep_old_classes(record: RegisteredTask, judged: Metrics) -> None:
 
     Keeping them again changes nothing.
     """
-    with translate_errors():
-        client = connect()
+    with connected() as client:
         from mlflow.entities import Metric
 
         model = record.model

@@ -1,23 +1,25 @@
 """Questions to the tracking server: which scenario runs there are and how far they have come; and closing them."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from csc.errors import TrackingError
-from csc.tracking.calls import translate_errors
-from csc.tracking.server import connect, nothing_tracked, tracking_uri, without_secrets
+from csc.tracking.calls import connected
+from csc.tracking.server import nothing_tracked, tracking_uri, without_secrets
 from csc.tracking.views import saved_views
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
+    from mlflow.store.entities import PagedList
     from mlflow.tracking import MlflowClient
 
 __all__ = [
+    "FINISHED",
+    "NEWEST",
     "ScenarioRun",
     "TaskProgress",
-    "all_experiments",
     "close_runs",
     "curve",
     "finished_runs",
@@ -25,10 +27,14 @@ __all__ = [
     "number_of",
     "progress_since",
     "reach",
+    "search_runs",
     "task_of",
     "with_tags",
     "with_views",
 ]
+
+FINISHED = "attributes.status = 'FINISHED'"
+NEWEST = ["attributes.start_time DESC"]
 
 
 @dataclass(frozen=True)
@@ -43,27 +49,19 @@ class ScenarioRun:
 
 @dataclass(frozen=True)
 class TaskProgress:
-    """How far a task has come.
-
-    Attributes:
-        task: its number.
-        status: of its run: `RUNNING`, `FINISHED`, `FAILED` or `KILLED`.
-        epoch: the last one that was logged, from 1; 0 before the first, and of a task with results.
-        metrics: the latest value of each; with results, `mAP` is among them.
-        changed: when something last happened, in milliseconds since 1970.
-    """
+    """How far a task has come."""
 
     task: int
-    status: str
-    epoch: int
-    metrics: dict[str, float]
-    changed: int
+    status: str  # of its run: RUNNING, FINISHED, FAILED or KILLED
+    epoch: int  # the last one that was logged, from 1; 0 before the first, and of a task with results
+    metrics: dict[str, float]  # the latest value of each; with results, `mAP` is among them
+    changed: int  # when something last happened, in milliseconds since 1970
 
 
 def reach() -> str:
     """Ask the tracking server something small; return its address, without secrets, once it has answered."""
-    with translate_errors():
-        connect().search_experiments(max_results=1)
+    with connected() as client:
+        client.search_experiments(max_results=1)
     return without_secrets(tracking_uri())
 
 
@@ -90,8 +88,7 @@ def number_of(what: str, text: str, expected: str = "a number") -> int:
 
 def with_views() -> dict[str, str]:
     """The ids of our experiments by name, each with its saved views; those that it misses are added."""
-    with translate_errors():
-        client = connect()
+    with connected() as client:
         found = client.search_experiments(filter_string="name LIKE 'csc-%' AND name != 'csc-studies'")
         for experiment in found:
             for tag, value in saved_views().items():
@@ -104,47 +101,39 @@ def finished_runs(scenario: str) -> list[ScenarioRun]:
     """The finished runs of a scenario, in whatever experiment, newest first; looking changes nothing."""
     if nothing_tracked():
         return []
-    with translate_errors():
-        found = _search(connect(), {"csc.role": "scenario", "csc.scenario": scenario}, status="FINISHED")
-        return [_scenario_run(run) for run in found]
+    tags = {"csc.role": "scenario", "csc.scenario": scenario}
+    with connected() as client:
+        return [_scenario_run(run) for run in _all_pages(client, with_tags(tags), FINISHED)]
 
 
 def newest_runs(count: int) -> list[str]:
     """The ids of the scenario runs that were finished last, newest first."""
     if nothing_tracked():
         return []
-    query = f"{with_tags({'csc.role': 'scenario'})} and attributes.status = 'FINISHED'"
-    with translate_errors():
-        client = connect()
-        newest = ["attributes.end_time DESC"]
-        found = client.search_runs(all_experiments(client), query, max_results=count, order_by=newest)
+    scenarios, last = with_tags({"csc.role": "scenario"}), ["attributes.end_time DESC"]
+    with connected() as client:
+        found = search_runs(client, scenarios, FINISHED, max_results=count, order_by=last)
         return [str(run.info.run_id) for run in found]
 
 
 def curve(run_id: str) -> tuple[float, ...]:
     """The mAP after each task of a scenario run."""
-    with translate_errors():
-        history = connect().get_metric_history(run_id, "mAP")
+    with connected() as client:
+        history = client.get_metric_history(run_id, "mAP")
     return tuple(metric.value for metric in sorted(history, key=lambda metric: metric.step))
 
 
 def progress_since(scenario: str, method: str, seed: int, since: float) -> list[tuple[ScenarioRun, list[TaskProgress]]]:
     """Scenario runs on which something happened since a time, newest first, each with its tasks; nothing is changed.
 
-    Args:
-        scenario: name, for instance `voc-b0c4`.
-        method: name.
-        seed: of the run.
-        since: seconds since 1970.
+    `since` is in seconds since 1970.
     """
     if nothing_tracked():
         return []
     tags = {"csc.role": "scenario", "csc.scenario": scenario, "csc.method": method, "csc.seed": str(seed)}
-    newest = ["attributes.start_time DESC"]
     found = []
-    with translate_errors():
-        client = connect()
-        for run in client.search_runs(all_experiments(client), with_tags(tags), max_results=10, order_by=newest):
+    with connected() as client:
+        for run in search_runs(client, with_tags(tags), max_results=10, order_by=NEWEST):
             tasks = _task_progress(client, run)
             changed = max(run.info.start_time, run.info.end_time or 0, *(task.changed for task in tasks))
             if changed >= since * 1000:
@@ -153,43 +142,36 @@ def progress_since(scenario: str, method: str, seed: int, since: float) -> list[
 
 
 def close_runs(keys: Iterable[str], status: str) -> list[str]:
-    """Close what is still open of scenario runs that ended early: their own runs and those of their tasks.
+    """Close what is still open of scenario runs that ended early, and return the names of what was open.
 
-    A run that stays open looks as if somebody were still at work on it. The next try opens it again.
-
-    Args:
-        keys: of the scenario runs, see `csc.tracking.runs.run_key`.
-        status: `FAILED` or `KILLED`.
-
-    Returns:
-        The names of the runs that were open.
+    These are their own runs and those of their tasks: one that stays open looks as if somebody were still at work on
+    it. The next try opens it again. `keys` are those of `csc.tracking.runs.run_key`, `status` is `FAILED` or `KILLED`.
     """
     if nothing_tracked():
         return []
-    with translate_errors():
-        client = connect()
-        still_open = [run for key in keys for run in _search(client, {"csc.run_key": key}, status="RUNNING")]
+    running = "attributes.status = 'RUNNING'"
+    with connected() as client:
+        still_open = [run for key in keys for run in _all_pages(client, with_tags({"csc.run_key": key}), running)]
         for run in still_open:
             client.set_terminated(run.info.run_id, status)
     return [str(run.info.run_name) for run in still_open]
 
 
-def _search(client: "MlflowClient", tags: Mapping[str, str], status: str) -> Iterator["Run"]:
-    """All runs with these tags and this status, in whatever experiment, page by page."""
-    experiments, query = all_experiments(client), f"{with_tags(tags)} and attributes.status = '{status}'"
+def search_runs(client: "MlflowClient", *conditions: str, **options: Any) -> "PagedList":
+    """The runs that meet all conditions, in whatever experiment; with the options of MLflow's own search."""
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    return client.search_runs(experiments, " and ".join(conditions), **options)
+
+
+def _all_pages(client: "MlflowClient", *conditions: str) -> Iterator["Run"]:
     token, known = None, set[str]()
     while token not in known:
         known |= {token} if token else set()
-        page = client.search_runs(experiments, query, page_token=token)
+        page = search_runs(client, *conditions, page_token=token)
         yield from page
         if not (token := page.token):
             return
     raise TrackingError(f"MLflow at {without_secrets(tracking_uri())} gives out the same page of runs without end")
-
-
-def all_experiments(client: "MlflowClient") -> Sequence[str]:
-    """The ids of all experiments on the server."""
-    return [experiment.experiment_id for experiment in client.search_experiments()]
 
 
 def _scenario_run(run: "Run") -> ScenarioRun:

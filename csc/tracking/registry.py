@@ -15,12 +15,11 @@ from urllib.parse import unquote, urlsplit
 from csc.artifacts import Registered, RegisteredTask
 from csc.errors import BadModel
 from csc.model import fingerprint
-from csc.tracking.calls import find_or_create, translate_errors
+from csc.tracking.calls import connected, find_or_create, translate_errors
 from csc.tracking.files import download
 from csc.tracking.names import model_name
 from csc.tracking.queries import number_of, task_of, with_tags
 from csc.tracking.runs import Tracker
-from csc.tracking.server import connect
 
 if TYPE_CHECKING:
     from mlflow.entities import LoggedModel
@@ -76,8 +75,7 @@ def fetch_model(uri: str, folder: Path | None = None) -> Path:
     """
     if not uri.startswith("models:/"):
         return Path(uri)
-    with translate_errors():
-        client = connect()
+    with connected() as client:
         import mlflow
 
         source, expected = _recorded(client, uri)
@@ -124,12 +122,9 @@ def _registry(client: "MlflowClient") -> Any:
 
 
 def log_model(tracker: Tracker, package: Path, digest: str) -> "LoggedModel":
-    """Log a packaged model as output of the task's run and of the scenario's; a second call changes nothing.
+    """Log a package of `package_model` as output of the task's run and the scenario's; a second call changes nothing.
 
-    Args:
-        tracker: of the task.
-        package: folder made by `package_model`.
-        digest: fingerprint of the model folder, not of the package.
+    `digest` is the fingerprint of the model folder, not of the package.
     """
     client, card = tracker.client, tracker.card
     oldest = [{"field_name": "creation_timestamp", "ascending": True}]
@@ -177,14 +172,9 @@ def _log_output(tracker: Tracker, run_id: str, model_id: str) -> None:
 
 
 def register_version(tracker: Tracker, model: "LoggedModel", digest: str, name: str, kept_back: str = "") -> Registered:
-    """Make a logged model the task's registered version, aliases last; a second call changes nothing.
+    """Make a logged model the task's version of the registered model `name`; a second call changes nothing.
 
-    Args:
-        tracker: of the task.
-        model: made by `log_model`.
-        digest: fingerprint of the model folder.
-        name: of the registered model.
-        kept_back: why no alias may name this version; empty if they may.
+    Aliases come last; none names a version that is `kept_back`, which says why.
     """
     card, client = tracker.card, tracker.client
     with translate_errors():
@@ -205,7 +195,6 @@ def describe_version(tracker: Tracker, registered: Registered, note: str) -> Non
 
 
 def _aliases(task: int, tasks: int) -> list[str]:
-    """The aliases of the model of a task."""
     return [f"task-{task:02d}", "final"] if task == tasks else [f"task-{task:02d}"]
 
 
@@ -250,31 +239,23 @@ def _version(tracker: Tracker, name: str, model_id: str, digest: str) -> str:
 
 @dataclass(frozen=True)
 class LastVersion:
-    """The version of a finished run's last task.
+    """The version of a finished run's last task."""
 
-    Attributes:
-        uri: its address; empty if there is none.
-        alias: the more lasting one; empty if it was kept back.
-        kept_back: why; empty if it was not.
-        moved: a line about each alias that named another run's version.
-    """
-
-    uri: str = ""
-    alias: str = ""
-    kept_back: str = ""
-    moved: tuple[str, ...] = ()
+    uri: str = ""  # its address; empty if there is none
+    alias: str = ""  # the more lasting one; empty if it was kept back
+    kept_back: str = ""  # why; empty if it was not
+    moved: tuple[str, ...] = ()  # a line about each alias that named another run's version
 
 
 def model_names(key: str) -> list[str]:
     """The registered models with versions of a run; an extension's are below the name of the model that it extends."""
-    with translate_errors():
-        return sorted({version.name for version in connect().search_model_versions(with_tags({"csc.run_key": key}))})
+    with connected() as client:
+        return sorted({version.name for version in client.search_model_versions(with_tags({"csc.run_key": key}))})
 
 
 def point_aliases(name: str, key: str) -> LastVersion:
     """Let the aliases of a registered model name the versions of a finished run, if another run has moved them."""
-    with translate_errors():
-        client = connect()
+    with connected() as client:
         versions = _versions_by_task(client, name, key)
         if not versions:
             return LastVersion()
@@ -313,8 +294,7 @@ def keep_record(tracker: Tracker, record: RegisteredTask) -> None:
 
 def find_record(name: str, task: int, key: str) -> RegisteredTask | None:
     """What `keep_record` kept for the newest version of a registered model that is of this task and this run key."""
-    with translate_errors():
-        client = connect()
+    with connected() as client:
         version = _versions_by_task(client, name, key, **{"csc.task": str(task)}).get(task)
         return None if version is None else load_record(client, version.run_id)
 

@@ -17,7 +17,6 @@ they never meet the parameters that the plugin writes to its runs.
 """
 
 import contextlib
-import functools
 import getpass
 import os
 import subprocess
@@ -30,12 +29,12 @@ from typing import TYPE_CHECKING, Any
 from csc.errors import TrackingError
 from csc.model import ModelCard
 from csc.scenario import Scenario
-from csc.tracking.calls import find_or_create, find_or_create_experiment, log_metrics, translate_errors
+from csc.tracking.calls import connected, find_or_create, find_or_create_experiment, log_metrics, translate_errors
 from csc.tracking.datasets import data_set, task_view
 from csc.tracking.names import changed_settings, class_metric, run_title, settings_text
 from csc.tracking.notes import NOTE, experiment_note
 from csc.tracking.queries import with_tags
-from csc.tracking.server import connect, tracking_uri, without_secrets
+from csc.tracking.server import tracking_uri, without_secrets
 from csc.tracking.usage import Usage
 from csc.tracking.views import saved_views
 
@@ -67,8 +66,8 @@ class Tracker:
     @cached_property
     def client(self) -> "MlflowClient":
         """The MLflow client, imported when first needed."""
-        with translate_errors():
-            return connect()
+        with connected() as client:
+            return client
 
     @cached_property
     def injected(self) -> "Run | None":
@@ -104,9 +103,10 @@ class Tracker:
         with translate_errors():
             run = self._find(self._task)
             if run is None:
-                scenario = self._find_or_create_scenario_run()
-                create = functools.partial(self._create_task_run, scenario)
-                run = find_or_create(lambda: self._find(self._task), create, self._keep_first)
+                scenario_run_id = self._find_or_create_scenario_run()
+                run = find_or_create(
+                    lambda: self._find(self._task), lambda: self._create_task_run(scenario_run_id), self._keep_first
+                )
             step = self.injected
             if step is not None and step.info.run_id != run.info.run_id and "csc.role" not in step.data.tags:
                 self._set_tags(step, {**self._task, "csc.role": "step", "csc.task_run": run.info.run_id})
@@ -275,9 +275,7 @@ class Tracker:
     def log_scenario(self, metrics: Mapping[str, float], data: str) -> None:
         """Log the task's metrics with the scenario's run, at step = task, unless they are there; and what tasks share.
 
-        Args:
-            metrics: of the task.
-            data: uri of the images.
+        `data` is the uri of the images.
         """
         from mlflow.entities import Metric
 
@@ -299,8 +297,7 @@ class Tracker:
 
 def finish_scenario(run_id: str, values: Mapping[str, float], step: int, files: Mapping[str, str], note: str) -> None:
     """Complete a scenario's run with the summary of all tasks, files and a note; what is there is left alone."""
-    with translate_errors():
-        client = connect()
+    with connected() as client:
         from mlflow.entities import Metric
 
         run = client.get_run(run_id)

@@ -4,11 +4,10 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from csc.tracking.calls import find_or_create, find_or_create_experiment, log_metrics, translate_errors
+from csc.tracking.calls import connected, find_or_create, find_or_create_experiment, log_metrics
 from csc.tracking.names import path_metric
 from csc.tracking.notes import LONGEST, NOTE
 from csc.tracking.queries import with_tags
-from csc.tracking.server import connect
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -29,8 +28,7 @@ def log_study(name: str, means: Mapping[str, tuple[float, float | None]], table:
         table: as Markdown.
         page: as HTML.
     """
-    with translate_errors():
-        client = connect()
+    with connected() as client:
         from mlflow.entities import Metric
 
         run = _study_run(client, name)

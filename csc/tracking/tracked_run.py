@@ -16,11 +16,10 @@ from csc.config.tree import nested
 from csc.data.dataset import Dataset
 from csc.errors import BadData, CscError, TrackingError, Unavailable
 from csc.scenario import Scenario
-from csc.tracking.calls import translate_errors
+from csc.tracking.calls import connected
 from csc.tracking.names import changed_settings
-from csc.tracking.queries import all_experiments, close_runs, task_of, with_tags
+from csc.tracking.queries import FINISHED, NEWEST, close_runs, search_runs, task_of, with_tags
 from csc.tracking.registry import load_record, model_names, point_aliases
-from csc.tracking.server import connect
 from csc.tracking.versions import Address
 from csc.version import code_version
 
@@ -30,31 +29,20 @@ if TYPE_CHECKING:
 
 __all__ = ["TrackedRun", "close_run", "find_run", "finished_tasks", "max_entropy_pair", "results_of"]
 
-_NEWEST = ["attributes.start_time DESC"]
 _BETA = "max_entropy.beta"
 
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What the tracking server knows of a scenario run.
+    """What the tracking server knows of a scenario run."""
 
-    Attributes:
-        run_id: of its run in MLflow.
-        name: of that run.
-        status: `RUNNING`, `FINISHED`, `FAILED` or `KILLED`.
-        started: milliseconds since 1970.
-        scenario: name.
-        settings: those of the run, by their dotted keys.
-        record: its last finished task with the results up to it; none before the first.
-    """
-
-    run_id: str
-    name: str
-    status: str
-    started: int
+    run_id: str  # of its run in MLflow
+    name: str  # of that run
+    status: str  # RUNNING, FINISHED, FAILED or KILLED
+    started: int  # milliseconds since 1970
     scenario: str
-    settings: dict[str, str]
-    record: RegisteredTask | None
+    settings: dict[str, str]  # by their dotted keys
+    record: RegisteredTask | None  # its last finished task with the results up to it; none before the first
 
     @property
     def config(self) -> Config:
@@ -69,8 +57,7 @@ class TrackedRun:
 
 def find_run(words: str = "") -> TrackedRun:
     """The run that words mean: its id or name, a registered model, or the newest of a scenario; none for the newest."""
-    with translate_errors():
-        client = connect()
+    with connected() as client:
         run = _run_of_model(client, words) if words.startswith("models:/") else _run(client, words)
         if run is None:
             named = f"run '{words}'" if words else "run"
@@ -102,15 +89,12 @@ def results_of(run_id: str) -> Results | None:
 def max_entropy_pair(run_id: str) -> dict[str, Results]:
     """The results of a scenario run and of another that differs from it only in having no max-entropy, or in having it.
 
-    Returns:
-        The run without max-entropy, then the one with it, each by what it is; empty if there is no such other run.
+    First comes the one without, each by what it is; empty if there is no such other run.
     """
-    with translate_errors():
-        client = connect()
+    with connected() as client:
         own = client.get_run(run_id)
         same = {key: own.data.tags[key] for key in ("csc.role", "csc.scenario", "csc.method", "csc.seed", "csc.data")}
-        query = f"{with_tags(same)} and attributes.status = 'FINISHED'"
-        for other in client.search_runs(all_experiments(client), query, order_by=_NEWEST):
+        for other in search_runs(client, with_tags(same), FINISHED, order_by=NEWEST):
             pair = {float(run.data.params.get(_BETA, 0)): run for run in (own, other)}
             if len(pair) == 2 and 0 in pair and _params_without_beta(own) == _params_without_beta(other):
                 names = {0.0: "without max-entropy", max(pair): f"with max-entropy, β = {max(pair):g}"}
@@ -126,13 +110,12 @@ def _params_without_beta(run: "Run") -> dict[str, str]:
 
 def finished_tasks(key: str) -> dict[int, float]:
     """The mAP of each finished task of a scenario run, by its key; see `csc.tracking.runs.run_key`."""
-    with translate_errors():
-        return {task: run.data.metrics["mAP"] for task, run in _finished_tasks(connect(), key).items()}
+    with connected() as client:
+        return {task: run.data.metrics["mAP"] for task, run in _finished_tasks(client, key).items()}
 
 
 def _finished_tasks(client: "MlflowClient", key: str) -> "dict[int, Run]":
-    query = f"{with_tags({'csc.role': 'task', 'csc.run_key': key})} and attributes.status = 'FINISHED'"
-    found = client.search_runs(all_experiments(client), query)
+    found = search_runs(client, with_tags({"csc.role": "task", "csc.run_key": key}), FINISHED)
     return {task_of(run.data.tags): run for run in found if "mAP" in run.data.metrics}
 
 
@@ -145,10 +128,10 @@ def _run(client: "MlflowClient", words: str) -> "Run | None":
     for method in methods():
         if words.endswith(f"-{method}"):
             conditions.append(with_tags({"csc.scenario": words.removesuffix(f"-{method}"), "csc.method": method}))
-    every = with_tags({"csc.role": "scenario"})
-    for query in [f"{every} and {condition}" for condition in conditions] if words else [every]:
-        for run in client.search_runs(all_experiments(client), query, max_results=1, order_by=_NEWEST):
-            return run
+    scenarios = with_tags({"csc.role": "scenario"})
+    for query in [(scenarios, condition) for condition in conditions] if words else [(scenarios,)]:
+        if found := search_runs(client, *query, max_results=1, order_by=NEWEST):
+            return found[0]
     return None
 
 
@@ -158,8 +141,7 @@ def _run_of_model(client: "MlflowClient", uri: str) -> "Run | None":
     if address is None:
         raise TrackingError(f"{uri}: expected models:/NAME, models:/NAME@ALIAS or models:/NAME/VERSION")
     tags = {"csc.role": "scenario", "csc.run_key": address.version(client).tags.get("csc.run_key", "")}
-    found = client.search_runs(all_experiments(client), with_tags(tags), max_results=1, order_by=_NEWEST)
-    return next(iter(found), None)
+    return next(iter(search_runs(client, with_tags(tags), max_results=1, order_by=NEWEST)), None)
 
 
 def close_run(scenario: str, data: str, config: str, state: str, extended: str = "") -> bool:

@@ -11,9 +11,8 @@ from msgspec.structs import replace
 from csc.artifacts import RegisteredTask
 from csc.errors import BadModel
 from csc.model import ModelCard, read_card
-from csc.tracking.calls import translate_errors
+from csc.tracking.calls import connected
 from csc.tracking.registry import load_record, local_model
-from csc.tracking.server import connect
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
@@ -55,8 +54,7 @@ def find_version(uri: str) -> RegisteredTask:
     if address is None or not (address.alias or address.number):
         raise BadModel(f"{uri}: expected a registered model, models:/NAME@final or models:/NAME/3")
     unknown = BadModel(f"{uri}: no such version of a model of this project; 'csc ui' shows those there are")
-    with translate_errors():
-        client = connect()
+    with connected() as client:
         from mlflow.exceptions import MlflowException
 
         try:
@@ -75,8 +73,7 @@ def version_card(version: RegisteredTask) -> ModelCard:
     """The card of a version."""
     if (folder := local_model(version.model)) is not None:
         return read_card(folder)
-    with translate_errors(), tempfile.TemporaryDirectory(prefix="csc-card-") as aside:
-        connect()
+    with connected(), tempfile.TemporaryDirectory(prefix="csc-card-") as aside:
         import mlflow
 
         file = mlflow.artifacts.download_artifacts(f"{version.model.uri}/data/model/model.json", dst_path=aside)

@@ -604,7 +604,7 @@ def test_a_server_that_gives_out_the_same_page_without_end_is_refused(monkeypatc
         search_experiments=lambda: [run.info], search_runs=lambda *_, **__: PagedList([run], token="again")
     )
     with pytest.raises(TrackingError, match="the same page of runs without end"):
-        list(queries._search(client, {}, status="RUNNING"))
+        list(queries._all_pages(client))
 
 
 @pytest.mark.parametrize("text", [" ", "one", "-1", "1.0", "9" * 12, "²"])
