@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from csc.pipelines.cluster.answers import Run
+from csc.pipelines.cluster.answers import Run, Spec
 
 RECORDED = Path(__file__).parent / "kubeflow" / "recorded"
 
@@ -20,3 +20,8 @@ def recorded(name: str) -> dict[str, Any]:
 def as_run(answer: dict[str, Any]) -> Run:
     """An answer as it is understood."""
     return msgspec.convert(answer, Run)
+
+
+def as_spec(documents: dict[str, Any]) -> Spec:
+    """A compiled pipeline as it is understood."""
+    return msgspec.convert(documents, Spec)

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-__all__ = ["Id", "Node", "Run", "Spec", "Version", "seconds_between"]
+__all__ = ["Component", "Id", "Node", "Run", "Spec", "Task", "Version", "seconds_between"]
 
 Id = Annotated[str, Meta(pattern=r"\A[\w.:-]+\Z")]  # it is printed
 
@@ -105,12 +105,13 @@ class Named(Struct, frozen=True):
     name: str = ""
 
 
-class Task(Struct, frozen=True):
-    """A task of a pipeline, as far as its form matters; `csc.pipelines.cluster.titles` reads it."""
+class Task(Struct, frozen=True, rename="camel"):
+    """A task of a pipeline; of a loop it has what that runs over."""
 
-    taskInfo: Named = Named()  # noqa: N815  # the names of KFP
-    componentRef: Named = Named()  # noqa: N815
-    parameterIterator: dict[str, Any] = {}  # noqa: N815
+    task_info: Named = Named()
+    component_ref: Named = Named()
+    parameter_iterator: dict[str, Any] = {}
+    retry_policy: Any = None
 
 
 class Dag(Struct, frozen=True):
@@ -119,17 +120,17 @@ class Dag(Struct, frozen=True):
     tasks: dict[str, Task] = {}
 
 
-class Component(Struct, frozen=True):
+class Component(Struct, frozen=True, rename="camel"):
     """A step, or a pipeline of its own."""
 
     dag: Dag = Dag()
-    executorLabel: str = ""  # noqa: N815
+    executor_label: str = ""
 
 
-class Spec(Struct, frozen=True):
-    """A compiled pipeline."""
+class Spec(Struct, frozen=True, rename="camel"):
+    """A compiled pipeline: the keys of both its documents."""
 
     root: Component
     components: dict[str, Component] = {}
-    pipelineInfo: Named = Named()  # noqa: N815
+    pipeline_info: Named = Named()
     platforms: dict[str, Any] = {}

@@ -18,7 +18,7 @@ import urllib3
 from urllib3.exceptions import HTTPError, NameResolutionError, NewConnectionError, SSLError, TimeoutError
 
 from csc.errors import CscError
-from csc.pipelines.cluster.answers import Id, Run, Spec, Version
+from csc.pipelines.cluster.answers import Component, Id, Run, Spec, Version
 from csc.report.text import single_line
 
 __all__ = ["Endpoint", "EndpointError"]
@@ -105,8 +105,8 @@ class Endpoint:
         """How a run stands."""
         return self._get(Run, f"/runs/{_quoted(run_id)}")
 
-    def spec(self, run: Run) -> dict[str, Any]:
-        """The pipeline of a run, as compiled: the keys of both documents; empty if it was deleted since."""
+    def spec(self, run: Run) -> Spec:
+        """The pipeline of a run, as compiled; without any task if it was deleted since."""
         content = run.pipeline_spec
         if (reference := run.pipeline_version_reference) is not None:
             version = _quoted(reference.pipeline_version_id)
@@ -120,10 +120,9 @@ class Endpoint:
         if "pipeline_spec" in found:  # with a platform document
             found = _group(found["pipeline_spec"]) | _group(found.get("platform_spec"))
         try:
-            msgspec.convert(found, Spec)
+            return msgspec.convert(found, Spec)
         except msgspec.ValidationError:
-            return {}
-        return found
+            return Spec(Component())
 
     def namespace(self, run: Run) -> str:
         """The namespace of a run's experiment; empty where Kubeflow has one user, or does not say."""

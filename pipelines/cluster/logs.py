@@ -67,8 +67,7 @@ def _from_bucket(view: RunView, step: Step) -> str | None:
     scheme, _, bucket = root.partition("://")
     if scheme not in ("s3", "minio") or not any(os.environ.get(name) for name in _ENDPOINTS):
         return None
-    pipeline = view.spec.get("pipelineInfo", {}).get("name", "")
-    prefix = f"s3://{bucket.partition('?')[0].rstrip('/')}/{pipeline}/{run.run_id}/{step.key[-1]}"
+    prefix = f"s3://{bucket.partition('?')[0].rstrip('/')}/{view.spec.pipeline_info.name}/{run.run_id}/{step.key[-1]}"
     texts = []
     try:
         folders: dict[str, list[str]] = defaultdict(list)

@@ -66,7 +66,7 @@ def scenarios_of(view: RunView) -> list[tuple[str, Config]]:
     """The scenarios that a run works on, with their settings: one, or those of a study's loops."""
     asked = [(name, settings) for name, items in loops(view.spec) for settings in items]
     if not asked:
-        name = str(view.spec.get("pipelineInfo", {}).get("name", "")).removeprefix("csc-")
+        name = view.spec.pipeline_info.name.removeprefix("csc-")
         arguments = view.run.runtime_config.parameters or {}
         asked = [(name, str(arguments.get("config") or "{}"))]
     found = []

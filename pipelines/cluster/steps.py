@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from csc.data.progress import duration
-from csc.pipelines.cluster.answers import Node, Run, seconds_between
-from csc.pipelines.cluster.titles import Spec, pod_template, title_of
+from csc.pipelines.cluster.answers import Node, Run, Spec, seconds_between
+from csc.pipelines.cluster.titles import pod_template, title_of
 from csc.pipelines.cluster.workflow import DRIVER, Key, Path, find_paths, is_try, key_of, nodes_of, own_path, pod_name
 from csc.report.text import single_line
 
@@ -50,7 +50,7 @@ class RunView:
     """How a run stands; if its steps are no longer named, those that had not ended before are left out."""
 
     run: Run  # what the server says of it
-    spec: Spec  # its pipeline; empty if that was deleted
+    spec: Spec  # its pipeline; without any task if that was deleted
     steps: list[Step]  # those that the server names, in the order in which they began
     named: bool = True  # whether it still names them
     unnamed: int = 0  # how many more have finished since; those that are reused or never cached do not count

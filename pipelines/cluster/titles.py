@@ -2,16 +2,13 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
+from csc.pipelines.cluster.answers import Component, Spec, Task
 from csc.pipelines.cluster.workflow import Key
 from csc.report.text import single_line
 
-__all__ = ["Spec", "loops", "pod_template", "title_of"]
-
-Spec = Mapping[str, Any]  # both documents of a compiled pipeline: the pipeline's own keys, and `platforms`
-Task = Mapping[str, Any]  # one of `dag.tasks` in it
+__all__ = ["loops", "pod_template", "title_of"]
 
 
 def title_of(key: Key, spec: Spec) -> str:
@@ -19,41 +16,39 @@ def title_of(key: Key, spec: Spec) -> str:
 
     Without a pipeline the names in the workflow are all there is.
     """
-    if not spec:
+    if not spec.root.dag.tasks:
         return single_line(" · ".join(key[1:]) or key[-1])
     parts = []
-    loop: Task = {}
+    loop = Task()
     for name, task in _walk(key, spec):
-        called = str(task.get("taskInfo", {}).get("name", ""))
-        if "parameterIterator" in task:
+        if task.parameter_iterator:
             loop = task
-            parts.append(called)
+            parts.append(task.task_info.name)
         elif turn := re.search(r"\((\d+):", name):
             parts.append(_turn(loop, int(turn[1])))
-        elif number := re.fullmatch(r"task-(\d+)", called):
+        elif number := re.fullmatch(r"task-(\d+)", task.task_info.name):
             parts.append(f"task {int(number[1])}")
-        elif task and name == key[-1]:
+        elif task.component_ref.name and name == key[-1]:
             parts.append(name)
     return single_line(" · ".join(parts) or key[-1])
 
 
 def loops(spec: Spec) -> Iterator[tuple[str, list[str]]]:
     """The loops of a study: the scenario of each, and the settings of its runs as JSON."""
-    for component in (spec.get("root", {}), *spec.get("components", {}).values()):
-        for task in component.get("dag", {}).get("tasks", {}).values():
-            if "parameterIterator" in task:
-                yield str(task.get("taskInfo", {}).get("name", "")), _items(task)
+    for component in (spec.root, *spec.components.values()):
+        for task in component.dag.tasks.values():
+            if task.parameter_iterator:
+                yield task.task_info.name, _items(task)
 
 
 def pod_template(key: Key, spec: Spec, driver: bool = False) -> str:
     """The template that Kubeflow's compiler makes the pods of a step from, or the pod of its driver."""
-    tasks = [task for _, task in _walk(key, spec)]
-    task = tasks[-1] if tasks else {}
-    label = _component(task, spec).get("executorLabel")
+    task = [Task(), *(task for _, task in _walk(key, spec))][-1]
+    label = _component(task, spec).executor_label
     if driver:
         return f"system-{'container' if label else 'dag'}-driver"
-    template = "retry-system-container-impl" if task.get("retryPolicy") else "system-container-impl"
-    executors = spec.get("platforms", {}).get("kubernetes", {}).get("deploymentSpec", {}).get("executors", {})
+    template = "retry-system-container-impl" if task.retry_policy else "system-container-impl"
+    executors = spec.platforms.get("kubernetes", {}).get("deploymentSpec", {}).get("executors", {})
     metadata = executors.get(label, {}).get("podMetadata")
     if metadata is None:
         return template
@@ -61,17 +56,17 @@ def pod_template(key: Key, spec: Spec, driver: bool = False) -> str:
 
 
 def _walk(key: Key, spec: Spec) -> Iterator[tuple[str, Task]]:
-    """The names of a key below the root, each with its task; what loops and exit handlers add has none."""
-    inside = spec.get("root", {}).get("dag", {}).get("tasks", {})
+    """The names of a key below the root, each with its task; what loops and exit handlers add has an empty one."""
+    inside = spec.root.dag.tasks
     for name in key[1:]:
-        task = inside.get(name, {})
+        task = inside.get(name, Task())
         yield name, task
-        if task:
-            inside = _component(task, spec).get("dag", {}).get("tasks", {})
+        if task.component_ref.name:
+            inside = _component(task, spec).dag.tasks
 
 
-def _component(task: Task, spec: Spec) -> Any:
-    return spec.get("components", {}).get(task.get("componentRef", {}).get("name"), {})
+def _component(task: Task, spec: Spec) -> Component:
+    return spec.components.get(task.component_ref.name, Component())
 
 
 def _turn(loop: Task, index: int) -> str:
@@ -85,7 +80,7 @@ def _turn(loop: Task, index: int) -> str:
 
 def _items(loop: Task) -> list[str]:
     try:
-        items = json.loads(loop["parameterIterator"]["items"]["raw"])
+        items = json.loads(loop.parameter_iterator["items"]["raw"])
     except (ValueError, KeyError, TypeError, RecursionError):
         return []
     return [str(item) for item in items] if isinstance(items, list) else []
