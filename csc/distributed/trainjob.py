@@ -68,7 +68,7 @@ def train_on_nodes(
     name = job_name(key, task)
     folder = _shared_folder(arguments["checkpoints"], pod, settings.nodes) / name
     job = _Job(jobs, name, folder, f"task {task.index}/{task.total} · job {name}")
-    with job.ended_with_us():
+    with job.delete_job_on_stop():
         if not job.found():
             stage(arguments, folder)
             job.start(train_job(name, folder, settings, pod, jobs.own_pod()))
@@ -267,7 +267,7 @@ class _Job:
         raise ClusterError(f"job {self.name}: {problem}")
 
     @contextlib.contextmanager
-    def ended_with_us(self) -> Iterator[None]:
+    def delete_job_on_stop(self) -> Iterator[None]:
         """Delete the job if the step is told to stop, as when a person ends the run; its checkpoint stays."""
 
         def stop(number: int, frame: object) -> None:

@@ -62,11 +62,11 @@ def asymmetric_loss(
 
 def quadratic_penalty(fishers: Sequence[Tensor], stars: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
     """Σ F (θ - θ*)² over all parameters."""
-    total: Tensor = _Pull.apply(fishers, stars, *parameters)
+    total: Tensor = _QuadraticPenalty.apply(fishers, stars, *parameters)
     return total
 
 
-class _Pull(Function):
+class _QuadraticPenalty(Function):
     """Σ F (θ - θ*)² over all parameters; F (θ - θ*), half its gradient, is kept, so that backward is one product."""
 
     @staticmethod
