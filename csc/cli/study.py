@@ -74,7 +74,7 @@ def _arguments(parser: ArgumentParser) -> None:
 
 def _study(arguments: Namespace) -> int:
     chosen = _words(arguments.scenarios), _words(arguments.methods), _seeds(arguments.seeds)
-    studies = [read_study(name).narrowed(*chosen, parse_overrides(arguments.overrides)) for name in arguments.study]
+    studies = [read_study(name).subset(*chosen, parse_overrides(arguments.overrides)) for name in arguments.study]
     if len(studies) > 1 and not arguments.markdown:
         raise BadConfig("csc study: runs one study at a time; several can be summarised with --markdown")
     study = studies[0]

@@ -14,11 +14,8 @@ def calibration(task: TaskResult) -> dict[str, float]:
     """
     if not any(task.metrics[name] for name in CALIBRATION if "ECE" in name):
         return {}
-    judged = {
-        "_old": any(name not in task.new for name in task.seen),
-        "_new": any(name in task.new for name in task.seen),
-    }
-    absent = [part for part, there in judged.items() if not there]
+    kinds = {"_new" if name in task.new else "_old" for name in task.seen}
+    absent = {"_old", "_new"} - kinds
     return {name: task.metrics[name] for name in CALIBRATION if not any(part in name for part in absent)}
 
 

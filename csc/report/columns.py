@@ -11,6 +11,7 @@ __all__ = [
     "EXPORTED",
     "SUMMARY",
     "TITLES",
+    "format_number",
     "titles",
 ]
 
@@ -57,3 +58,12 @@ def titles(names: Iterable[str]) -> list[str]:
     ['average mAP', 'ECE old/T']
     """
     return [TITLES[name] for name in names]
+
+
+def format_number(column: str, value: float) -> str:
+    """A number as tables print it: H and temperature are no percentages, and small.
+
+    >>> format_number("last_mAP", 74.123), format_number("H", 5.361)
+    ('74.1', '5.36')
+    """
+    return f"{value:.2f}" if column in ("H", "temperature") else f"{value:.1f}"

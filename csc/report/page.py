@@ -9,13 +9,13 @@ from csc.report import figures, sections
 from csc.report.columns import SUMMARY, TITLES, titles
 from csc.report.findings import findings
 from csc.report.images import Pictures
+from csc.report.layout import figure, html_page, html_table
 from csc.report.learning import time_taken
-from csc.report.paper import incomparable, paper_row_for, paper_rows
-from csc.report.shell import figure, html_table, page_of, table_row
+from csc.report.paper import paper_row_for, paper_rows, why_incomparable
 from csc.report.svg import escape
 from csc.report.table import TASK_COLUMNS, comparison, facts, notes, old_classes_text, task_rows
 
-__all__ = ["page_of", "render", "table_row"]
+__all__ = ["render"]
 
 
 def render(
@@ -59,7 +59,7 @@ def render(
     if not usable:
         body.append('<p class="note">Images, thresholds and losses are missing: this run kept no evidence of them.</p>')
     body += [f'<section id="{_anchor(name)}">{part}</section>' for name, part in shown.items()]
-    return page_of(f"{run.scenario} · {run.method}", "\n".join(body), pictures.style(), links)
+    return html_page(f"{run.scenario} · {run.method}", "\n".join(body), pictures.style(), links)
 
 
 def _anchor(name: str) -> str:
@@ -91,7 +91,7 @@ def _numbers(run: Run) -> str:
 def _comparison(run: Run) -> str:
     """Say where the paper's numbers come from; as a table where it has several rows."""
     rows = comparison(run)
-    if paper_rows(run.scenario, run.method) and (reason := incomparable(bool(run.held_out), run.data_note)):
+    if paper_rows(run.scenario, run.method) and (reason := why_incomparable(bool(run.held_out), run.data_note)):
         return f'<p class="note">The paper\'s numbers are left out: {escape(reason)}.</p>'
     if len(rows) == 1:
         return '<p class="note">Tables 1 and 2 of the paper have no row for this scenario and method.</p>'
@@ -125,15 +125,15 @@ earlier classes have lost since their best.</p>
 {html_table(TASK_COLUMNS, rows, "tasks", averages)}{_old_classes(old_classes) if old_classes else ""}{matrix}"""
 
 
-def _old_classes(judged: Metrics) -> str:
+def _old_classes(metrics: Metrics) -> str:
     """What an extended model makes of the classes that it knew before, on other images than the new ones."""
     head = ["class", "AP", "before", "lost"]
     rows = [
-        [name, f"{ap:.1f}", f"{judged.best_AP[name]:.1f}", f"{judged.best_AP[name] - ap:.1f}"]
-        for name, ap in judged.AP.items()
+        [name, f"{ap:.1f}", f"{metrics.best_AP[name]:.1f}", f"{metrics.best_AP[name] - ap:.1f}"]
+        for name, ap in metrics.AP.items()
     ]
     return f"""<h3>Old classes</h3>
-<p>{escape(old_classes_text(judged))}. These are not the images of the table above, so the two are not averaged.</p>
+<p>{escape(old_classes_text(metrics))}. These are not the images of the table above, so the two are not averaged.</p>
 {html_table(head, rows, "tasks sortable")}"""
 
 

@@ -11,7 +11,7 @@ from csc.artifacts import Run
 from csc.data.published import from_elsewhere
 from csc.report.columns import SUMMARY
 
-__all__ = ["PaperRow", "incomparable", "paper_for", "paper_row_for", "paper_rows"]
+__all__ = ["PaperRow", "paper_for", "paper_row_for", "paper_rows", "why_incomparable"]
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def paper_rows(scenario: str, method: str) -> tuple[PaperRow, ...]:
     )
 
 
-def incomparable(held_out: bool, data_note: str) -> str:
+def why_incomparable(held_out: bool, data_note: str) -> str:
     """Why numbers may not stand next to the paper's; empty if they may.
 
     Args:
@@ -72,7 +72,7 @@ def paper_for(run: Run) -> tuple[PaperRow, ...]:
 
     Where the data are a part of the paper's benchmark, or are scaled down, the note of each row says so.
     """
-    if incomparable(bool(run.held_out), run.data_note):
+    if why_incomparable(bool(run.held_out), run.data_note):
         return ()
     data = f"this run's data are {run.data_note}" if run.data_note else ""
     return tuple(

@@ -10,9 +10,9 @@ from csc.data.evidence import THRESHOLDS, Evidence, TaskFacts
 from csc.report import figures, graph, learning, reliability
 from csc.report import images as pictures_of
 from csc.report.images import Pictures
+from csc.report.layout import figure, html_table
 from csc.report.recipe import command, compared_settings
 from csc.report.reliability import at_threshold
-from csc.report.shell import figure, html_table
 from csc.report.svg import escape
 
 __all__ = ["class_table", "confidence", "images", "label_graph", "memory", "over_time", "recipe", "training"]

@@ -80,10 +80,10 @@ def markdown_rows(rows: Sequence[Sequence[str]], left: Container[int]) -> list[s
     return ["| " + " | ".join(row) + " |" for row in (head, rule, *body)]
 
 
-def old_classes_text(judged: Metrics) -> str:
+def old_classes_text(metrics: Metrics) -> str:
     """What an extended model reaches on the classes that it knew before, in a sentence."""
-    numbers = " · ".join(f"{name} {judged[name]:.1f}" for name in HEADLINE)
-    return f"The {len(judged.AP)} old classes on {judged.images:,} images of the data set of --test: {numbers}"
+    numbers = " · ".join(f"{name} {metrics[name]:.1f}" for name in HEADLINE)
+    return f"The {len(metrics.AP)} old classes on {metrics.images:,} images of the data set of --test: {numbers}"
 
 
 def task_rows(run: Run) -> list[list[str]]:

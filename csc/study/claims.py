@@ -9,10 +9,10 @@ from itertools import pairwise
 from pathlib import Path
 
 from csc.data.scores import Scores
-from csc.report.columns import TITLES
+from csc.report.columns import TITLES, format_number
 from csc.study.cells import Result
 from csc.study.intervals import Draws, Interval, difference, resampled_map
-from csc.study.outcome import Entry, Outcome, shown
+from csc.study.outcome import Entry, Outcome
 from csc.tracking.files import SCORES, fetch_files
 
 __all__ = ["Claim", "Resampled", "claims", "compared", "explanation", "interval_text", "resampled", "signed", "tally"]
@@ -55,9 +55,9 @@ def _claims(outcome: Outcome) -> Iterator[Claim]:
     study, column = outcome.study, outcome.study.columns[0]
     for scenario in study.scenarios:
         entries = {entry.row.name: entry for entry in outcome.table(scenario) if entry.number(column)}
-        ranked = [[name for name in chain if study.ranked(name).name in entries] for chain in study.order]
+        ranked = [[name for name in chain if study.row_named(name).name in entries] for chain in study.order]
         for higher, lower in dict.fromkeys(pair for chain in ranked for pair in pairwise(chain)):
-            first, second = (entries[study.ranked(name).name] for name in (higher, lower))
+            first, second = (entries[study.row_named(name).name] for name in (higher, lower))
             if interval := _interval(first, second, column):
                 yield Claim(scenario, higher, lower, interval, _paper(first, second, column))
 
@@ -110,7 +110,7 @@ def signed(column: str, value: float) -> str:
     >>> signed("last_mAP", -1.26), signed("H", 0.004)
     ('−1.3', '0.00')
     """
-    size = shown(column, abs(value))
+    size = format_number(column, abs(value))
     return ("" if float(size) == 0 else "−" if value < 0 else "+") + size
 
 

@@ -13,13 +13,13 @@ from csc.config.schema import EXECUTION_ONLY
 from csc.errors import BadData
 from csc.report import figures
 from csc.report.calibration import calibration
-from csc.report.columns import COMPARED, ECE_OLD_NEW, titles
-from csc.report.shell import figure, page_of
+from csc.report.columns import COMPARED, ECE_OLD_NEW, format_number, titles
+from csc.report.layout import figure, html_page
 from csc.report.svg import escape
 from csc.study.claims import compared, interval_text, resampled, signed
 from csc.study.figure import draw_intervals
 from csc.study.intervals import Interval
-from csc.study.outcome import Number, shown
+from csc.study.outcome import Number
 from csc.study.page import confidence_part, remark_list, titled_table
 from csc.study.render import Table, as_text
 from csc.tracking.tracked_run import TrackedRun
@@ -108,7 +108,7 @@ def _tables(groups: list[Group]) -> list[Table]:
     if not any(number.mean for number in numbers["CF1_own"]):
         del numbers["CF1_own"]  # models of a version that had no thresholds
     rows = [
-        [group.name, str(len(group.runs)), *(values[index].shown(column) for column, values in numbers.items())]
+        [group.name, str(len(group.runs)), *(values[index].text(column) for column, values in numbers.items())]
         for index, group in enumerate(groups)
     ]
     head = ["", "seeds", *titles(numbers)]
@@ -128,7 +128,7 @@ def _calibration(groups: list[Group]) -> list[Table]:
     numbers = {column: [group.calibration(column) for group in groups] for column in ECE_OLD_NEW}
     shown = {column: values for column, values in numbers.items() if any(values)}
     rows = [
-        [group.name, *(number.shown(column) if (number := values[index]) else "–" for column, values in shown.items())]
+        [group.name, *(number.text(column) if (number := values[index]) else "–" for column, values in shown.items())]
         for index, group in enumerate(groups)
     ]
     note = "Of the classes before the last task and of its own; /T: logits divided by the model's temperature T."
@@ -189,7 +189,7 @@ def comparison_page(groups: list[Group]) -> str:
         body.append(figure(lambda width: draw_intervals(rows, width)))
     for scenario in dict.fromkeys(group.any_run.scenario for group in groups):
         body += _course([group for group in groups if group.any_run.scenario == scenario], scenario)
-    return page_of("Comparison of runs", "\n".join([*body, remark_list(_remarks(groups))]))
+    return html_page("Comparison of runs", "\n".join([*body, remark_list(_remarks(groups))]))
 
 
 def _course(groups: list[Group], scenario: str) -> list[str]:
@@ -205,7 +205,7 @@ def _course(groups: list[Group], scenario: str) -> list[str]:
     for name in longest.last.seen:
         found = [[run.last.metrics.AP.get(name) for _, run in group.runs.values()] for group in groups]
         known = [[value for value in values if value is not None] for values in found]
-        rows.append([name, *(shown("AP", statistics.fmean(values)) if values else "–" for values in known)])
+        rows.append([name, *(format_number("AP", statistics.fmean(values)) if values else "–" for values in known)])
     table = Table(f"{scenario}, AP of each class", "After the last task.", ["", *(g.name for g in groups)], rows, 1, [])
     models = {group.name: group.any_run.last.metrics for group in groups}
     return [

@@ -12,10 +12,10 @@ from csc.study.cells import Result
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["AtWork", "picture", "watched"]
+__all__ = ["RunningCell", "live_view", "picture"]
 
 
-class AtWork(NamedTuple):
+class RunningCell(NamedTuple):
     """A cell that is running."""
 
     name: str
@@ -24,7 +24,7 @@ class AtWork(NamedTuple):
 
 
 @contextlib.contextmanager
-def watched(at_work: Callable[[], list[AtWork]], finished: Sequence[Result]) -> Iterator[Callable[[str], None]]:
+def live_view(at_work: Callable[[], list[RunningCell]], finished: Sequence[Result]) -> Iterator[Callable[[str], None]]:
     """Show the study until the end of the context; yields the function that prints a line.
 
     Args:
@@ -40,7 +40,7 @@ def watched(at_work: Callable[[], list[AtWork]], finished: Sequence[Result]) -> 
         yield lambda line: live.console.print(line, markup=False, highlight=False)
 
 
-def picture(at_work: Sequence[AtWork], finished: Sequence[Result]) -> "RenderableType":
+def picture(at_work: Sequence[RunningCell], finished: Sequence[Result]) -> "RenderableType":
     """The cells at work, and the last mAP of what is finished: a row for each row, a column for each scenario."""
     from rich.console import Group
     from rich.table import Table

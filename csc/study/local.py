@@ -14,7 +14,7 @@ from csc.config.tree import flatten, setting_text
 from csc.data.cores import cores
 from csc.errors import CscError
 from csc.study.cells import Cell, Result
-from csc.study.live import AtWork, watched
+from csc.study.live import RunningCell, live_view
 
 __all__ = ["command_of", "distinct", "run_cells"]
 
@@ -68,7 +68,7 @@ def run_cells(
     environment = _environment(min(parallel, len(cells)))
     have_maps, finished = set[object](), list[Result]()
     try:
-        with watched(lambda: [run.at_work for run in running], finished) as print_line:
+        with live_view(lambda: [run.at_work for run in running], finished) as print_line:
             while waiting or running:
                 for cell in _startable(waiting, [run.cell for run in running], have_maps, parallel - len(running)):
                     waiting.remove(cell)
@@ -131,9 +131,9 @@ class _Run:
         threading.Thread(target=self._follow, args=(ended,), daemon=True).start()
 
     @property
-    def at_work(self) -> AtWork:
+    def at_work(self) -> RunningCell:
         """How far it is."""
-        return AtWork(self.cell.name, time.monotonic() - self.started, self.last_line)
+        return RunningCell(self.cell.name, time.monotonic() - self.started, self.last_line)
 
     def _follow(self, ended: "queue.Queue[_Run]") -> None:
         """Read the output to its end; a process whose output is not read blocks when the buffer is full."""

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from csc.config import preset_for
-from csc.report.columns import AT_THRESHOLD, TITLES
-from csc.report.paper import incomparable
+from csc.report.columns import AT_THRESHOLD, TITLES, format_number
+from csc.report.paper import why_incomparable
 from csc.report.table import shortened
 from csc.report.text import printable
 from csc.study.cells import Result
 from csc.study.spec import Reference, Row, Study
 
-__all__ = ["Entry", "Number", "Outcome", "shown"]
+__all__ = ["Entry", "Number", "Outcome"]
 
 _ROOM, _WIDE_ROOM = 90, 240  # columns for a list of names, and of settings
 
@@ -31,9 +31,10 @@ class Number:
         """Of at least one value."""
         return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
 
-    def shown(self, column: str, pm: str = "±") -> str:
+    def text(self, column: str, pm: str = "±") -> str:
         """As a table prints it."""
-        return shown(column, self.mean) + ("" if self.std is None else f"{pm}{shown(column, self.std)}")
+        mean = format_number(column, self.mean)
+        return mean if self.std is None else f"{mean}{pm}{format_number(column, self.std)}"
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class Outcome:
 
     def reference(self, row: Row, scenario: str) -> Reference:
         """The paper's numbers for a row; none next to numbers of other images than the paper's."""
-        left_out = incomparable(bool(self.held_out), self._data_notes.get(scenario, ""))
+        left_out = why_incomparable(bool(self.held_out), self._data_notes.get(scenario, ""))
         return Reference({}) if left_out else row.reference(scenario)
 
     @functools.cached_property
@@ -217,12 +218,3 @@ class Outcome:
 
 def _rows(results: Iterable[Result], room: int = _ROOM) -> str:
     return shortened(list(dict.fromkeys(result.cell.row.name for result in results)), room)
-
-
-def shown(column: str, value: float) -> str:
-    """A number as the table prints it: H and temperature are no percentages, and small.
-
-    >>> shown("last_mAP", 74.123), shown("H", 5.361)
-    ('74.1', '5.36')
-    """
-    return f"{value:.2f}" if column in ("H", "temperature") else f"{value:.1f}"

@@ -5,7 +5,7 @@ from itertools import accumulate
 
 from csc.artifacts import Metrics
 from csc.report import figures
-from csc.report.shell import figure, html_table, page_of
+from csc.report.layout import figure, html_page, html_table
 from csc.report.svg import escape
 from csc.study.cells import Result
 from csc.study.claims import claims
@@ -29,7 +29,7 @@ def render(outcome: Outcome) -> str:
         body.append(figure(lambda width: draw_intervals(rows, width)))
     body.append("<h2>Remarks</h2>")
     body.append("<p>The paper stands on its own weights and data, our numbers on those named here.</p>")
-    return page_of(outcome.title, "\n".join([*body, remark_list(remarks(outcome))]))
+    return html_page(outcome.title, "\n".join([*body, remark_list(remarks(outcome))]))
 
 
 def titled_table(table: Table) -> str:

@@ -122,7 +122,7 @@ def _ours(outcome: Outcome, entry: Entry, column: str, pm: str) -> str:
     if number is None:
         return ""
     count = "" if number.n == len(outcome.study.seeds) else f" (n={number.n})"
-    return f"{number.shown(column, pm)}{count}"
+    return f"{number.text(column, pm)}{count}"
 
 
 def _paper(entry: Entry, column: str) -> list[str]:

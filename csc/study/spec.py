@@ -85,7 +85,7 @@ class Study(msgspec.Struct, frozen=True):
             values["init"] = dict.fromkeys(PurePath(value).name for value in values["init"])
         return [f"{key}={' or '.join(found)}" for key, found in values.items()]
 
-    def narrowed(
+    def subset(
         self,
         scenarios: Sequence[str] | None = None,
         wanted: Sequence[str] | None = None,
@@ -120,7 +120,7 @@ class Study(msgspec.Struct, frozen=True):
             overrides=merged(self.overrides, overrides or {}),
         )
 
-    def ranked(self, name: str) -> Row:
+    def row_named(self, name: str) -> Row:
         """The row that `order` means by a name: a label, with the group where the label alone is not enough."""
         return next(row for row in self.rows if name in (row.label, row.name))
 

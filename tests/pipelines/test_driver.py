@@ -60,7 +60,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def _compile(name: str, path: Path) -> None:
     profile = read_profile("kubeflow")
     if name in STUDIES:
-        study = read_study(name.removeprefix("study ")).narrowed(*STUDIES[name])
+        study = read_study(name.removeprefix("study ")).subset(*STUDIES[name])
         compile_study(study, cells(study, SOURCES), SOURCES, path, profile)
         return
     title, settings, tasks = SCENARIOS[name]

@@ -29,7 +29,7 @@ def scenario(settings):
 
 
 def study():
-    asked = read_study("table2").narrowed(["voc-b0c4", "voc-b10c2"], ["csc", "lwf"], seeds=[0, 1])
+    asked = read_study("table2").subset(["voc-b0c4", "voc-b10c2"], ["csc", "lwf"], seeds=[0, 1])
     return build_study(asked, cells(asked, SOURCES), SOURCES, PROFILE)
 
 

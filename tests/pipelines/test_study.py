@@ -30,7 +30,7 @@ from csc.pipelines.profile import Profile, read_profile
 from csc.pipelines.study import compile_study, loops, order_for, parts
 from csc.study import cells as cells_module
 from csc.study.cells import DataSource, Result, cells
-from csc.study.live import AtWork, picture
+from csc.study.live import RunningCell, picture
 from csc.study.local import command_of, distinct, run_cells
 from csc.study.reading import SHIPPED, read_study
 from csc.study.spec import Row, Study
@@ -102,7 +102,7 @@ def test_table_1_with_three_seeds_parses_strictly_and_stays_within_budget(compil
 
 
 def test_the_loops_run_over_settings_first_seeds_first_as_many_at_once_as_asked(compiled):
-    study = read_study("table2").narrowed(["voc-b0c4"], ["csc", "er"])
+    study = read_study("table2").subset(["voc-b0c4"], ["csc", "er"])
     (spec, _), _ = compiled(study, parallelism=3)
     assert all(one["description"] for one in spec["root"]["inputDefinitions"]["parameters"].values())
     ((items, at_once),) = loops_of(spec)
@@ -122,7 +122,7 @@ def test_the_profile_decides_how_many_cells_run_at_once_unless_told(compiled):
 
 
 def test_equal_runs_of_several_rows_come_once(compiled):
-    study = read_study("table6").narrowed(seeds=[0])
+    study = read_study("table6").subset(seeds=[0])
     (spec, _), _ = compiled(study)
     ((items, _),) = loops_of(spec)
     assert len(study.rows) == 11
@@ -130,7 +130,7 @@ def test_equal_runs_of_several_rows_come_once(compiled):
 
 
 def test_the_tables_come_last_whatever_becomes_of_the_cells(compiled):
-    study = read_study("figure3").narrowed(seeds=[0, 1])
+    study = read_study("figure3").subset(seeds=[0, 1])
     asked = cells(study, SOURCES)
     (spec, _), _ = compiled(study, asked[1:])
     last = spec["root"]["dag"]["tasks"]["collect"]
@@ -144,20 +144,20 @@ def test_the_tables_come_last_whatever_becomes_of_the_cells(compiled):
 
 
 def test_cells_that_cannot_be_run_are_left_out(compiled):
-    study = read_study("table3").narrowed(seeds=[0], overrides={"backbone": {"frozen": "true"}})
+    study = read_study("table3").subset(seeds=[0], overrides={"backbone": {"frozen": "true"}})
     (spec, _), _ = compiled(study)
     assert all(item["method"] != "l2p" for items, _ in loops_of(spec) for item in items)
 
 
 def test_maps_that_cells_share_are_made_once_before_all_of_them(compiled):
-    study = read_study("table2").narrowed(["voc-b0c4", "voc-b10c2"], ["csc", "lwf"], overrides=MAPS)
+    study = read_study("table2").subset(["voc-b0c4", "voc-b10c2"], ["csc", "lwf"], overrides=MAPS)
     (spec, _), _ = compiled(study)
     tasks = spec["components"]["comp-exit-handler-1"]["dag"]["tasks"]
     assert [name for name in tasks if name.startswith("embed")] == ["embed"]
     for name, task in tasks.items():
         if name.startswith("for-loop"):
             assert task["dependentTasks"] == ["embed"]
-    scratch = study.narrowed(overrides={"init": "scratch"}, seeds=[0, 1])
+    scratch = study.subset(overrides={"init": "scratch"}, seeds=[0, 1])
     (spec, _), _ = compiled(scratch)
     tasks = spec["components"]["comp-exit-handler-1"]["dag"]["tasks"]
     assert len([name for name in tasks if name.startswith("embed")]) == 2  # random weights are those of a seed
@@ -214,7 +214,7 @@ def test_a_run_of_more_steps_than_a_cluster_can_hold_is_refused_with_a_way_out()
 
 def test_collect_writes_the_tables_of_what_is_finished(voc, tmp_path, monkeypatch):
     monkeypatch.setattr(cells_module, "finished_runs", lambda scenario: [])
-    study = read_study("figure3").narrowed(seeds=[0])
+    study = read_study("figure3").subset(seeds=[0])
     sources = {"voc": DataSource(str(voc), 20)}
     order = order_for(study, sources, {cell.name for cell in cells(study, sources)[:1]})
     made = {
@@ -264,7 +264,7 @@ def test_a_terminal_shows_the_cells_at_work_and_the_table_as_it_fills():
     from rich.console import Console
 
     asked = cells_of(*ROWS[:2], seeds=(0, 1))
-    running = [AtWork(asked[3].name, 83.0, "task 2/5 · epoch 3/9 · 126 s left")]
+    running = [RunningCell(asked[3].name, 83.0, "task 2/5 · epoch 3/9 · 126 s left")]
     console = Console(width=100)
     with console.capture() as captured:
         console.print(picture(running, [finished(cell) for cell in asked[:3]]))
@@ -406,7 +406,7 @@ def test_cells_side_by_side_share_the_cores_unless_told_otherwise(monkeypatch):
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_the_command_of_a_cell_asks_for_just_its_run(name):
-    for cell in cells(read_study(name).narrowed(seeds=[7]), SOURCES):
+    for cell in cells(read_study(name).subset(seeds=[7]), SOURCES):
         words = command_of(cell, "work", ["--runner", "subprocess"])[3:]
         arguments = _parser().parse_args(words)
         assert resolve(cell.scenario.dataset, overrides_of(arguments)) == cell.config

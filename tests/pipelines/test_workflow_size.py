@@ -81,7 +81,7 @@ def test_the_longest_run_that_is_not_refused_fits(size_of, nodes):
 
 
 FORMS = {
-    "one scenario": read_study("table2").narrowed(["voc-b0c4"]),
+    "one scenario": read_study("table2").subset(["voc-b0c4"]),
     "three scenarios": Study("mine", "Mine", (Row("CSC", "csc"),), ("voc-b0c4", "voc-b10c2", "voc-b4c2"), seeds=(0,)),
     "two data sets": Study("mine", "Mine", (Row("CSC", "csc"),), ("voc-b0c4", "coco-b0c10", "digits-b0c2"), seeds=(0,)),
     "maps": Study("mine", "Mine", (Row("CSC", "csc", settings=MAPS),), ("voc-b0c4",), seeds=(0, 1, 2)),

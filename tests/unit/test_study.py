@@ -110,7 +110,7 @@ def test_tables_1_and_2_have_every_row_that_the_paper_prints(name):
     ],
 )
 def test_the_papers_numbers_stand_next_to_their_rows(name, row, scenario, column, value):
-    assert read_study(name).ranked(row).reference(scenario).numbers[column] == value
+    assert read_study(name).row_named(row).reference(scenario).numbers[column] == value
 
 
 def test_rows_that_mean_the_papers_components_set_them():
@@ -225,7 +225,7 @@ def test_a_wrong_row_is_refused_with_file_and_key(written, row, message):
 def test_scenarios_are_known_however_they_are_written(written):
     row = {"label": "A", "method": "csc", "paper": {"VOC-B0C4": {"H": 1}}, "by_scenario": {"VOC-B0C4": {"init": "hub"}}}
     study = written({"title": "T", "scenarios": ["VOC-B0C4"], "rows": [row]})
-    assert study.narrowed().title == "T"
+    assert study.subset().title == "T"
     assert study.rows[0].reference("voc-b0c4").numbers == {"H": 1}
     assert study.settings_of(study.rows[0], *study.scenarios, 0)["init"] == "hub"
 
@@ -274,31 +274,31 @@ def test_the_example_in_the_documentation_is_a_study(written):
 
 def test_the_command_line_narrows_and_overrides(written):
     study = written({**MINE, "settings": {"train": {"epochs": 3, "lr": 0.1}}, "order": [["csc", "lwf"]]})
-    narrow = study.narrowed(["digits-b0c2"], ["csc"], [7], {"train": {"epochs": "1"}})
+    narrow = study.subset(["digits-b0c2"], ["csc"], [7], {"train": {"epochs": "1"}})
     assert (narrow.scenarios, narrow.seeds, [row.label for row in narrow.rows]) == (("digits-b0c2",), (7,), ["csc"])
     assert narrow.order == ()
-    assert (narrow.title, study.narrowed(["voc-b0c4"]).title) == ("Mine; its rows on digits-b0c2", "Mine")
+    assert (narrow.title, study.subset(["voc-b0c4"]).title) == ("Mine; its rows on digits-b0c2", "Mine")
     settings = narrow.settings_of(narrow.rows[0], "digits-b0c2", 7)
     assert settings == {"train": {"epochs": "1", "lr": 0.1}, "method": "csc", "seed": 7}
     with pytest.raises(BadConfig, match="--methods krt: study 'mine' has no such row; its methods are csc, lwf"):
-        study.narrowed(wanted=["krt"])
+        study.subset(wanted=["krt"])
     with pytest.raises(BadScenario):
-        study.narrowed(["voc-b0c0"])
+        study.subset(["voc-b0c0"])
     with pytest.raises(BadConfig, match="--seeds: chooses nothing"):
-        study.narrowed(seeds=[])
-    assert study.narrowed(["voc-b0c4", "voc-b4c2", "VOC-b0c4"]).scenarios == ("voc-b0c4", "voc-b4c2")
+        study.subset(seeds=[])
+    assert study.subset(["voc-b0c4", "voc-b4c2", "VOC-b0c4"]).scenarios == ("voc-b0c4", "voc-b4c2")
 
 
 def test_settings_of_a_scenario_win_over_those_of_the_row():
     study = read_study("table1")
-    row = study.ranked("KRT")
+    row = study.row_named("KRT")
     assert "krt" not in study.settings_of(row, "coco-b0c10", 0)
     assert study.settings_of(row, "coco-b40c10", 0)["krt"] == {"tokens": 300}
 
 
 def test_cells_that_cannot_be_run_say_why_and_leave_the_others_alone(written):
     study = written({**MINE, "methods": ["csc", "l2p"], "scenarios": ["voc-b0c4", "coco-b0c10"]})
-    study = study.narrowed(overrides={"backbone": {"frozen": "true"}}, seeds=[0])
+    study = study.subset(overrides={"backbone": {"frozen": "true"}}, seeds=[0])
     made = cells(study, {"voc": SOURCES["voc"]})
     reasons = {cell.name: cell.refused for cell in made}
     assert reasons["voc-b0c4 · csc · seed 0"] == ""
@@ -316,7 +316,7 @@ def test_cells_that_cannot_be_run_say_why_and_leave_the_others_alone(written):
 )
 def test_a_setting_that_suits_no_cell_is_an_error(written, change, message):
     with pytest.raises(BadConfig, match=message):
-        cells(written(MINE).narrowed(overrides=change), SOURCES)
+        cells(written(MINE).subset(overrides=change), SOURCES)
 
 
 def test_a_scenario_that_does_not_fit_its_data_set_is_an_error(written):
@@ -383,10 +383,10 @@ def test_a_row_without_anything_random_is_run_once_and_counts_for_every_seed(wri
 
 
 def test_your_own_data_are_judged_by_training_images_that_were_held_out():
-    study = read_study("own-data").narrowed(["pets-b0c2"])
+    study = read_study("own-data").subset(["pets-b0c2"])
     made = cells(study, {"pets": DataSource("/data/pets", 6, "p" * 64)})
     assert {(cell.refused, cell.config.held_out) for cell in made} == {("", 5)}
-    tested = cells(study.narrowed(overrides={"held_out": 0}), {"pets": DataSource("/data/pets", 6, "p" * 64)})
+    tested = cells(study.subset(overrides={"held_out": 0}), {"pets": DataSource("/data/pets", 6, "p" * 64)})
     assert {cell.config.held_out for cell in tested} == {0}
 
 
@@ -438,14 +438,14 @@ def test_weights_are_known_by_their_name_and_digest_not_by_their_folder(tmp_path
 def test_who_did_the_work_is_no_difference(server):
     study = Study("mine", "Mine", (Row("A", "csc", settings={"train": {"workers": 8}}),), ("voc-b0c4",), seeds=(0,))
     (asked,) = cells(study, SOURCES)
-    server.finish(*cells(study.narrowed(overrides={"train": {"workers": 2}}), SOURCES), 70.0)
+    server.finish(*cells(study.subset(overrides={"train": {"workers": 2}}), SOURCES), 70.0)
     assert results([asked])[0].missing == ""
 
 
 @pytest.fixture
 def outcome(server):
     """Table 2 of the paper, cut down: two seeds, one of them missing for a row, one row not run at all."""
-    study = read_study("table2").narrowed(["voc-b0c4"], ["finetune", "agcn", "csc", "er", "krt-r"], [0, 1])
+    study = read_study("table2").subset(["voc-b0c4"], ["finetune", "agcn", "csc", "er", "krt-r"], [0, 1])
     asked = cells(study, SOURCES)
     numbers = {"Fine-Tuning": (60.0, 62.0), "AGCN (0)": (74.0,), "CSC (0)": (86.0, 85.0), "ER (2/class)": (70.0, 70.5)}
     for cell in asked:
@@ -749,7 +749,7 @@ def test_settings_for_all_rows_are_listed_those_of_the_command_line_first(form, 
     rows = [{"label": "A", "method": "csc", "settings": {"train.lr": 0.003}}, {"label": "B", "method": "lwf"}]
     common = {"train": {"epochs": 8, "lr": 0.001}, "backbone.frozen": True}
     study = written({"title": "T", "scenarios": ["voc-b0c4"], "rows": rows, "settings": common})
-    study = study.narrowed(overrides={"init": "/my/w.safetensors", "loss": {"alpha": "0.3"}, "train": {"epochs": "2"}})
+    study = study.subset(overrides={"init": "/my/w.safetensors", "loss": {"alpha": "0.3"}, "train": {"epochs": "2"}})
     output = rendered(form, Outcome(study, tuple(results(cells(study, SOURCES)))))
     expected = "train.epochs=2, init=w.safetensors, loss.alpha=0.3, train.lr=0.003 or 0.001, backbone.frozen=true"
     assert f"settings {expected}" in output
@@ -776,15 +776,15 @@ def test_thresholds_that_rows_do_not_share_are_listed_by_row(form, written, serv
 @pytest.mark.parametrize("form", FORMS)
 def test_a_data_set_without_a_preset_says_whose_settings_it_has(form, server):
     source = DataSource("/data/pets", 6, "p" * 64)
-    study = read_study("own-data").narrowed(["pets-b0c2"])
+    study = read_study("own-data").subset(["pets-b0c2"])
     pets = rendered(form, Outcome(study, tuple(results(cells(study, {"pets": source})))))
     assert "data set 'pets' has no preset of its own: settings are those of 'coco'" in pets
-    study = study.narrowed(["voc-b0c4"])
+    study = study.subset(["voc-b0c4"])
     assert "preset" not in rendered(form, Outcome(study, tuple(results(cells(study, SOURCES)))))
 
 
 def test_a_long_list_of_settings_is_cut(written, server):
-    study = written({**MINE, "settings": {"train.epochs": 8}}).narrowed(overrides={"init": "x" * 300})
+    study = written({**MINE, "settings": {"train.epochs": 8}}).subset(overrides={"init": "x" * 300})
     facts = Outcome(study, tuple(results(cells(study, SOURCES)))).facts()
     (line,) = (line for line in facts if line.startswith("settings init=xxx"))
     assert line.endswith("x…, +1")
@@ -793,7 +793,7 @@ def test_a_long_list_of_settings_is_cut(written, server):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_held_out_images_are_never_shown_as_a_table_of_the_paper(form, server):
-    study = read_study("table2").narrowed(["voc-b0c4"], ["csc", "krt-r"], [0], {"held_out": "5"})
+    study = read_study("table2").subset(["voc-b0c4"], ["csc", "krt-r"], [0], {"held_out": "5"})
     outcome = Outcome(study, tuple(results(cells(study, SOURCES))))
     server.finish(outcome.results[0].cell, 86.0)
     output = rendered(form, Outcome(study, tuple(results(cells(study, SOURCES)))))
@@ -807,7 +807,7 @@ def test_held_out_images_are_never_shown_as_a_table_of_the_paper(form, server):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_data_that_are_not_the_benchmark_are_named_next_to_the_paper(form, server):
-    study = read_study("table2").narrowed(["voc-b0c4"], ["csc"], [0])
+    study = read_study("table2").subset(["voc-b0c4"], ["csc"], [0])
     part = {"voc": replace(SOURCES["voc"], note="not VOC 2007 as published: train: 6 images")}
     output = rendered(form, Outcome(study, tuple(results(cells(study, part)))))
     assert "not VOC 2007 as published: train: 6 images; the paper's numbers are of the whole" in output
@@ -815,7 +815,7 @@ def test_data_that_are_not_the_benchmark_are_named_next_to_the_paper(form, serve
 
 @pytest.mark.parametrize("form", FORMS)
 def test_data_of_another_source_are_never_next_to_the_paper(form, server):
-    study = read_study("table2").narrowed(["voc-b0c4"], ["csc", "agcn"], [0])
+    study = read_study("table2").subset(["voc-b0c4"], ["csc", "agcn"], [0])
     note = "this 'voc' is made from 'voc2012', not from VOC 2007"
     asked = cells(study, {"voc": replace(SOURCES["voc"], note=note)})
     for cell in asked:
@@ -838,7 +838,7 @@ def test_rows_that_alone_are_held_out_are_named(written, server):
 
 
 def test_a_study_of_nothing_finished_still_has_its_tables(written, server):
-    study = written(MINE).narrowed(["digits-b0c2"])
+    study = written(MINE).subset(["digits-b0c2"])
     outcome = Outcome(study, tuple(results(cells(study, {"digits": DataSource("/d", 10)}))))
     assert "not run (6 of 6 cells): all rows: not started or not finished" in text(outcome)
     assert "paper" not in text(outcome).split("±")[0]
@@ -973,7 +973,7 @@ def test_every_column_has_a_title_that_no_other_has_and_that_is_made_in_one_plac
 
 
 def test_a_stored_run_is_known_again_where_its_method_has_to_know_the_data_set():
-    study = read_study("batch-norm").narrowed(wanted=["krt"], seeds=[0])
+    study = read_study("batch-norm").subset(wanted=["krt"], seeds=[0])
     cell = cells(study, SOURCES)[0]
     params = {key: str(value) for key, value in cell.config.flat().items()}
     run = ScenarioRun("r", {"csc.data": cell.source.fingerprint}, params, {})

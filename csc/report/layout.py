@@ -5,13 +5,13 @@ from importlib import resources
 
 from csc.report.svg import PHONE, WIDTH, escape, theme
 
-__all__ = ["figure", "html_table", "page_of", "table_row"]
+__all__ = ["figure", "html_page", "html_table"]
 
 # Columns that a phone has no room for.
 _SPARE = frozenset({"train images", "test images", "FPR", "images", "epochs", "own threshold"})
 
 
-def page_of(title: str, body: str, style: str = "", links: str = "") -> str:
+def html_page(title: str, body: str, style: str = "", links: str = "") -> str:
     """Return a whole page around the HTML of its body.
 
     Args:
@@ -53,13 +53,13 @@ def html_table(head: Sequence[str], rows: Sequence[Sequence[str]], css: str, foo
     spare = {column for column, name in enumerate(head) if name in _SPARE}
     text = {column for column, name in enumerate(head) if name == "new classes"}
     names = head if "study" in css.split() else ()
-    body = "\n".join(table_row("td", row, text, spare, names) for row in rows)
-    end = f"\n<tfoot>{table_row('td', foot, spare=spare)}</tfoot>" if foot else ""
-    inside = f"<thead>{table_row('th', head, text, spare)}</thead>\n<tbody>{body}</tbody>{end}"
+    body = "\n".join(_table_row("td", row, text, spare, names) for row in rows)
+    end = f"\n<tfoot>{_table_row('td', foot, spare=spare)}</tfoot>" if foot else ""
+    inside = f"<thead>{_table_row('th', head, text, spare)}</thead>\n<tbody>{body}</tbody>{end}"
     return f'<div class="wide"><table class="{css}">{inside}</table></div>'
 
 
-def table_row(
+def _table_row(
     tag: str,
     cells: Sequence[str],
     text: Collection[int] = (),
