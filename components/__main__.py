@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-__all__ = ["source_of"]
+__all__ = ["execute", "source_of"]
 
 
 def source_of(name: str) -> str:
@@ -23,17 +23,17 @@ def source_of(name: str) -> str:
     return f"from typing import NamedTuple\n\nfrom kfp import dsl\n\n{ast.unparse(function)}\n"
 
 
-def main() -> None:
-    """Hand the component to kfp's executor, with the arguments of this process."""
+def execute(source: str, arguments: list[str]) -> None:
+    """Do in this process what `python -m kfp.dsl.executor_main` does with the source of a component."""
     os.environ["_KFP_RUNTIME"] = "true"  # kfp then needs none of what a compiler needs
     with tempfile.TemporaryDirectory(prefix="csc-step-") as folder:
         module = Path(folder) / "component.py"
-        module.write_text(source_of(sys.argv.pop(1)), encoding="utf-8")
-        sys.argv += ["--component_module_path", str(module)]
+        module.write_text(source, encoding="utf-8")
+        sys.argv = ["executor_main", "--component_module_path", str(module), *arguments]
         from kfp.dsl.executor_main import executor_main
 
         executor_main()
 
 
 if __name__ == "__main__":
-    main()
+    execute(source_of(sys.argv[1]), sys.argv[2:])

@@ -83,27 +83,24 @@ class TrainJobs:
 
     def _ask(self, what: str, call: Callable[..., Any], *names: str, nothing: int = 0, **options: Any) -> Any:
         """The API's answer, asked for again while there is none; None if it has the status `nothing`."""
-        for _ in range(MOST_TRIES):
-            with contextlib.suppress(ClusterUnavailable):
-                return self._ask_once(what, call, *names, nothing=nothing, **options)
-            self.pause(POLL_SECONDS)
-        return self._ask_once(what, call, *names, nothing=nothing, **options)
-
-    def _ask_once(self, what: str, call: Callable[..., Any], *names: str, nothing: int, **options: Any) -> Any:
-        """The API's answer, or None if it has the status `nothing`; any other refusal in one line."""
         from kubernetes.client import ApiException
         from urllib3.exceptions import HTTPError
 
-        try:
-            return call(*names, namespace=self.namespace, **options)
-        except ApiException as error:
-            if error.status == nothing:
-                return None
-            kind = ClusterUnavailable if error.status == 429 or not 0 < error.status < 500 else ClusterError
-            hint = HINTS.get(error.status, "")
-            raise kind(f"cannot {what} in namespace {self.namespace}: {_reason(error)}{hint}") from None
-        except HTTPError as error:
-            raise ClusterUnavailable(f"cannot {what} in namespace {self.namespace}: no answer ({error})") from None
+        for tries_left in reversed(range(MOST_TRIES + 1)):
+            try:
+                return call(*names, namespace=self.namespace, **options)
+            except ApiException as error:
+                if error.status == nothing:
+                    return None
+                may_pass = error.status == 429 or not 0 < error.status < 500
+                reason = _reason(error) + HINTS.get(error.status, "")
+            except HTTPError as error:
+                may_pass, reason = True, f"no answer ({error})"
+            if not (may_pass and tries_left):
+                break
+            self.pause(POLL_SECONDS)
+        kind = ClusterUnavailable if may_pass else ClusterError
+        raise kind(f"cannot {what} in namespace {self.namespace}: {reason}")
 
 
 def _reason(error: Any) -> str:

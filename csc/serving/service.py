@@ -49,12 +49,10 @@ class Service:
         self.worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="predict")
         self.waiting = 0
 
-    async def health(self, request: Request) -> Response:
-        del request
+    async def health(self, _: Request) -> Response:
         return JSONResponse({"status": "ready"})
 
-    async def models(self, request: Request) -> Response:
-        del request
+    async def models(self, _: Request) -> Response:
         return JSONResponse({"models": [self.name]})
 
     async def model(self, request: Request) -> Response:
@@ -169,15 +167,13 @@ def _check_pixels(images: Sequence[bytes]) -> None:
             raise HTTPException(413, f"image {number}: {width:,} × {height:,}; at most {PIXELS:,} pixels in a request")
 
 
-async def _refused(request: Request, error: Exception) -> Response:
-    del request
+async def _refused(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     return JSONResponse({"error": error.detail}, error.status_code, headers=error.headers)
 
 
-async def _failed(request: Request, error: Exception) -> Response:
+async def _failed(_: Request, __: Exception) -> Response:
     """An error of ours; the log has it, the answer does not."""
-    del request, error
     return JSONResponse({"error": "internal error; the log of the server has more"}, 500)
 
 
@@ -187,8 +183,7 @@ def application(name: str, predictor: Predictor) -> Starlette:
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # what is too large is refused
 
     @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        del app
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
         yield
         service.worker.shutdown()
 

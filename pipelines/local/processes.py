@@ -11,16 +11,15 @@ import contextlib
 import multiprocessing
 import os
 import signal
-import sys
 import tempfile
 import threading
 from collections.abc import Iterable
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Literal
 
+from csc.components.__main__ import execute
 from csc.pipelines.local.steps import Show, Step
 
 __all__ = ["import_libraries_once", "run_process"]
@@ -59,7 +58,7 @@ def run_process(step: Step, show: Show, method: Literal["forkserver", "spawn"] =
     forked = method == "forkserver"
     context = multiprocessing.get_context("forkserver") if forked else multiprocessing.get_context("spawn")
     reader, writer = context.Pipe(duplex=False)
-    variables = {**os.environ, **step.variables, "_KFP_RUNTIME": "true"}
+    variables = {**os.environ, **step.variables}
     process = context.Process(target=_execute, args=(step.command[3], step.command[4:], variables, writer))
     process.start()
     writer.close()
@@ -100,7 +99,7 @@ def _kill(process: BaseProcess) -> None:
 
 
 def _execute(code: str, arguments: list[str], environment: dict[str, str], output: Connection) -> None:
-    """Do in a new process what `python -m kfp.dsl.executor_main` does with the code of a component."""
+    """Run the code of a component in a new process."""
     os.setsid()  # Ctrl-C reaches the command, which tells us
     threading.Thread(target=_end_with_parent, daemon=True).start()
     for stream in (1, 2):
@@ -109,13 +108,7 @@ def _execute(code: str, arguments: list[str], environment: dict[str, str], outpu
     os.environ.clear()
     os.environ.update(environment)
     tempfile.tempdir = None  # to be chosen by our TMPDIR
-    with tempfile.TemporaryDirectory(prefix="csc-step-") as folder:
-        module = Path(folder) / "ephemeral_component.py"
-        module.write_text(code, encoding="utf-8")
-        sys.argv = ["executor_main", "--component_module_path", str(module), *arguments]
-        from kfp.dsl.executor_main import executor_main
-
-        executor_main()
+    execute(code, arguments)
 
 
 def _end_with_parent() -> None:
