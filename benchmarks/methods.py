@@ -14,13 +14,14 @@ import pyarrow as pa
 import torch
 
 from benchmarks import Result, interleaved
-from csc.config import learns_like, resolve
+from csc.config import base_method, resolve
 from csc.config import methods as all_methods
+from csc.config.layers import method_class
 from csc.config.schema import Config
 from csc.data.loading import Batch, Batches
 from csc.data.order import Draw
 from csc.data.views import View
-from csc.methods import build_head, kind_of, registered
+from csc.methods import build_head, registered
 from csc.nets.backbone import build_backbone
 from csc.nets.network import Network
 from csc.replay.memory import Memory
@@ -40,7 +41,7 @@ Work = Callable[[], object]
 def methods() -> list[Result]:
     """Step time of every method: its own passes relative to it, and itself relative to fine-tuning."""
     results = []
-    others = [name for name in all_methods() if name != "l2p" and not registered()[learns_like(name)].solves]
+    others = [name for name in all_methods() if name != "l2p" and not registered()[base_method(name)].solves]
     for (backbone, size), names in ((CONVOLUTIONS, others), (TRANSFORMER, ["l2p"])):
         best: dict[str, float] = {}
         for _ in range(REPEATS):
@@ -65,7 +66,7 @@ class _Case:
     def __init__(self, method: str, backbone: str, size: int) -> None:
         shared = {"backbone": {"name": backbone}, "input": {"size": size}, "init": "scratch", "cigcn": {"width": 256}}
         self.config: Config = resolve("voc", {"method": method}, shared)
-        self.kind = kind_of(self.config)
+        self.kind = method_class(self.config.method)
         replays = self.config.memory.sampler != "none"
         self.draws = self.kind.draws if replays and self.config.memory.replay == "batch" else 0
         self.memory = _exemplars() if replays else None
@@ -115,7 +116,7 @@ class _Case:
         return work
 
     def _network(self, groups: list[int]) -> Network:
-        backbone = kind_of(self.config).wrap(self.config, build_backbone(self.config.backbone))
+        backbone = method_class(self.config.method).wrap(self.config, build_backbone(self.config.backbone))
         return Network(backbone, build_head(self.config, backbone.channels, groups), (0.5,) * 3, (0.5,) * 3)
 
     def _state(self) -> dict[str, torch.Tensor]:

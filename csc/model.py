@@ -211,12 +211,11 @@ def _has_right_calibration(card: ModelCard) -> bool:
 def load_network(folder: Path, *, map_channels: int = 0) -> tuple["Network", ModelCard]:
     """Rebuild the network of a model folder, in evaluation mode.
 
-    Args:
-        folder: of the model.
-        map_channels: channels of the cached maps that the network gets instead of images; its backbone is then kept
-            as weights and never built. 0 for a network that gets images.
+    With `map_channels` it gets cached maps of so many channels instead of images; its backbone is then kept as weights
+    and never built.
     """
-    from csc.methods import build_head, kind_of
+    from csc.config.layers import method_class
+    from csc.methods import build_head
     from csc.nets.backbone import StoredBackbone, build_backbone
     from csc.nets.network import Network
 
@@ -228,7 +227,7 @@ def load_network(folder: Path, *, map_channels: int = 0) -> tuple["Network", Mod
         raise BadModel(f"{folder / WEIGHTS}: no such file, or no weights in it")
     try:
         stored = StoredBackbone({}, map_channels) if map_channels else None
-        backbone = stored or kind_of(config).wrap(config, build_backbone(config.backbone))
+        backbone = stored or method_class(config.method).wrap(config, build_backbone(config.backbone))
         network = Network(backbone, build_head(config, backbone.channels, card.groups), card.mean, card.std)
         network.load_state_dict(weights)
     except BadConfig as error:

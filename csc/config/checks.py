@@ -13,9 +13,9 @@ from functools import cache
 from pathlib import Path
 
 from csc.config.schema import Config
-from csc.errors import BadConfig
+from csc.errors import BadConfig, BadModel
 
-__all__ = ["check_settings"]
+__all__ = ["check_settings", "weights_file"]
 
 HUB_SECONDS = 10.0  # to wait for an answer
 
@@ -26,7 +26,7 @@ def check_settings(config: Config) -> None:
     if config.init == "hub":
         _check_hub(config.backbone.name)
     elif config.init != "scratch":
-        _check_file(config.init)
+        weights_file(config.init)
 
 
 def _check_backbone(name: str) -> None:
@@ -65,25 +65,26 @@ def _timm_models() -> dict[str, list[str]]:
     return models
 
 
-def _check_file(init: str) -> None:
+def weights_file(init: str) -> Path:
+    """The file of first weights that `init` names; one that cannot be read is refused."""
     path = Path(init).expanduser()
     if path.suffix != ".safetensors":
-        raise BadConfig(
+        raise BadModel(
             f"init={init}: expected a .safetensors file (pickled weights are never loaded), 'hub' or 'scratch'"
         )
     if not path.is_file():
-        raise BadConfig(f"init={init}: no such file")
+        raise BadModel(f"init={init}: no such file")
     if not os.access(path, os.R_OK):
-        raise BadConfig(f"init={init}: not readable (permission denied)")
+        raise BadModel(f"init={init}: not readable (permission denied)")
     if importlib.util.find_spec("safetensors") is None:
-        return  # as without timm
+        return path  # as without timm
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="np"):
-            return
+            return path
     except (OSError, SafetensorError) as error:
-        raise BadConfig(f"init={init}: not readable as safetensors ({error})") from None
+        raise BadModel(f"init={init}: not readable as safetensors ({error})") from None
 
 
 def _check_hub(name: str) -> None:

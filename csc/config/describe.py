@@ -5,14 +5,11 @@ The meaning is the line of the setting in the docstring of its group, below `Att
 
 import inspect
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import msgspec
-
 from csc.config.layers import method_class, methods, settings_type
-from csc.config.reading import Settings, expected
+from csc.config.reading import Settings, all_fields, expected
 
 __all__ = ["Setting", "settings"]
 
@@ -34,20 +31,12 @@ def settings() -> list[Setting]:
     readers: dict[str, list[str]] = {}
     for method in methods():
         for head in method_class(method).heads:
-            for setting in _of(settings_type(method, head)):
-                found.setdefault(setting.key, setting)
-                if method not in readers.setdefault(setting.key, []):
-                    readers[setting.key].append(method)
+            for key, field, group in all_fields(settings_type(method, head)):
+                setting = Setting(key, field.default, expected(field.type), _meaning(group, field.name), ())
+                found.setdefault(key, setting)
+                if method not in readers.setdefault(key, []):
+                    readers[key].append(method)
     return [replace(one, readers=tuple(readers[key])) for key, one in found.items()]
-
-
-def _of(kind: type[Settings], path: str = "") -> Iterator[Setting]:
-    """The settings of a type and of the groups in it."""
-    for item in msgspec.structs.fields(kind):
-        if isinstance(item.type, type) and issubclass(item.type, Settings):
-            yield from _of(item.type, f"{path}{item.name}.")
-        else:
-            yield Setting(path + item.name, item.default, expected(item.type), _meaning(kind, item.name), ())
 
 
 def _meaning(kind: type[Settings], name: str) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from csc.config.reading import SWITCHES, Settings, convert, load_yaml
+from csc.config.reading import SWITCHES, Settings, all_fields, convert, load_yaml
 from csc.config.schema import Config
 from csc.config.tree import flatten, merged, nested
 from csc.errors import BadConfig
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from csc.methods.base import Method
 
 __all__ = [
+    "base_method",
     "differences",
-    "learns_like",
     "method_class",
     "methods",
     "parse_overrides",
@@ -90,7 +90,7 @@ def methods() -> dict[str, str]:
     return {file.stem: str(_yaml(file)["description"]) for file in files}
 
 
-def learns_like(method: str) -> str:
+def base_method(method: str) -> str:
     """The method whose code a method runs: itself, or the one that it is a variant of."""
     return str(_yaml(_VALUES / f"{method}.yaml").get("like", method))
 
@@ -99,7 +99,7 @@ def method_class(method: str) -> "type[Method]":
     """The class of a method; a variant, which only differs in its values, has the class of what it is like."""
     from csc.methods import registered
 
-    return registered()[learns_like(method)]
+    return registered()[base_method(method)]
 
 
 def parse_overrides(items: Sequence[str]) -> dict[str, Any]:
@@ -179,13 +179,7 @@ def settings_type(method: str, head: str) -> type[Config]:
 @cache
 def _defaults(form: type[Settings]) -> Mapping[str, Any]:
     """The default of every setting of a type, by its dotted key."""
-    found: dict[str, Any] = {}
-    for item in msgspec.structs.fields(form):
-        if isinstance(item.type, type) and issubclass(item.type, Settings):
-            found |= {f"{item.name}.{key}": value for key, value in _defaults(item.type).items()}
-        else:
-            found[item.name] = item.default
-    return found
+    return {key: field.default for key, field, _ in all_fields(form)}
 
 
 def _check_read(wanted: Mapping[str, Any], form: type[Config], method: str) -> None:

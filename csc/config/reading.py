@@ -5,7 +5,7 @@ Nothing is guessed: an unknown key, a key given twice or a value of another type
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
@@ -15,7 +15,7 @@ import yaml
 
 from csc.errors import BadConfig
 
-__all__ = ["SWITCHES", "Settings", "convert", "expected", "load_yaml"]
+__all__ = ["SWITCHES", "Settings", "all_fields", "convert", "expected", "load_yaml"]
 
 _Kind = TypeVar("_Kind")
 SWITCHES = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -31,6 +31,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     `msgspec.Meta` has the limits: `ge`, `gt` and `le` of a number, or a `pattern` with a `description` that says in
     words what it stands for. With `extra={"hidden": True}` a wrong value is not repeated in messages.
     """
+
+
+def all_fields(kind: type[Settings], path: str = "") -> Iterator[tuple[str, msgspec.structs.FieldInfo, type[Settings]]]:
+    """The settings of a type and of the groups in it: the dotted key of each, its field, and the group that has it."""
+    for item in msgspec.structs.fields(kind):
+        if isinstance(item.type, type) and issubclass(item.type, Settings):
+            yield from all_fields(item.type, f"{path}{item.name}.")
+        else:
+            yield path + item.name, item, kind
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -84,13 +93,10 @@ def _check_form(text: str) -> None:
 
 
 def convert(kind: type[_Kind], content: Any, *, words: bool = False) -> _Kind:
-    """Check plain data against a type of settings.
+    """Check plain data, as YAML or JSON gives it, against a type of settings.
 
-    Args:
-        kind: a `Settings` type.
-        content: as YAML or JSON gives it. A key without a value, as when its lines are all comments, counts as left
-            out.
-        words: as on the command line: text counts as the number or switch that it spells, and 3.0 as the number 3.
+    A key without a value, as when its lines are all comments, counts as left out. With `words`, as on the command
+    line, text counts as the number or switch that it spells, and 3.0 as the number 3.
     """
     made: _Kind = _value(kind, content, "", words)
     return made

@@ -139,10 +139,6 @@ class Config(Settings, frozen=True):
     def run_key(self, scenario: str, data: str, code: str, extended: str = "") -> str:
         """What makes two scenario runs the same run: settings, scenario, data, code, and the model that is extended.
 
-        Args:
-            scenario: name.
-            data: fingerprint of the data set.
-            code: code version.
-            extended: fingerprint of the model that the run extends, if it does.
+        Data and the model are given by their fingerprints.
         """
         return self.fingerprint(scenario, data, code, *([extended] if extended else []))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from csc.config import Config
     from csc.nets.head import Head
 
-__all__ = ["HEADS", "build_head", "kind_of", "method", "register", "registered"]
+__all__ = ["HEADS", "build_head", "method", "register", "registered"]
 
 _REGISTRY: dict[str, type[Method]] = {}
 Kind = TypeVar("Kind", bound=type[Method])
@@ -46,16 +46,11 @@ def registered() -> dict[str, type[Method]]:
     return dict(sorted(_REGISTRY.items()))
 
 
-def kind_of(config: "Config") -> type[Method]:
-    """The class of the method that a configuration names; variants share the class of what they are like."""
-    from csc.config.layers import method_class
-
-    return method_class(config.method)
-
-
 def method(config: "Config", state: "Mapping[str, Tensor] | None" = None) -> Method:
     """The method that a configuration names, with what it kept of earlier tasks."""
-    return kind_of(config)(config, state)
+    from csc.config.layers import method_class
+
+    return method_class(config.method)(config, state)
 
 
 def build_head(config: "Config", features: int, groups: Sequence[int]) -> "Head":

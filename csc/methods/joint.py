@@ -1,13 +1,8 @@
 """Joint training: the upper bound."""
 
-from typing import TYPE_CHECKING
-
 from csc.config.schema import Config
 from csc.methods import register
 from csc.methods.base import Method
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["Joint"]
 

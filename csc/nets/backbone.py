@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from csc.config.checks import weights_file
 from csc.config.groups import Backbone as BackboneConfig
 from csc.errors import BadConfig, BadModel, HubUnavailable
+from csc.model import load_tensors
 from csc.storage import sha256_file
 
 __all__ = [
@@ -144,15 +146,13 @@ def normalisation(backbone: Backbone) -> tuple[tuple[float, ...], tuple[float, .
 def initialise(config: BackboneConfig, init: str, *, allow_leaky: bool) -> tuple[Backbone, Initialisation]:
     """Make the backbone of a base task.
 
-    Args:
-        config: which model.
-        init: `scratch`, `hub` (timm's weights for the name) or the path of a safetensors file.
-        allow_leaky: accept weights that were fine-tuned on COCO labels; they are marked in every result.
+    `init` is `scratch`, `hub` (timm's weights for the name) or the path of a safetensors file. With `allow_leaky`,
+    weights that were fine-tuned on COCO labels are accepted, and marked in every result.
     """
     backbone = build_backbone(config)
     if init == "scratch":
         return backbone, Initialisation("scratch", "random", "")
-    path = from_hub(config.name) if init == "hub" else Path(init).expanduser()
+    path = weights_file(str(from_hub(config.name)) if init == "hub" else init)
     leaky = _load_file(backbone, path, allow_leaky)
     kind, source = ("hub", config.name) if init == "hub" else ("file", path.name)
     return backbone, Initialisation(kind, source, sha256_file(path), leaky)
@@ -192,19 +192,7 @@ def _is_temporary(error: Exception) -> bool:
 
 def _load_file(backbone: Backbone, path: Path, allow_leaky: bool) -> bool:
     """Copy weights from a safetensors file; return whether they have seen COCO labels."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    if path.suffix != ".safetensors":
-        raise BadModel(
-            f"init={path}: expected a .safetensors file (pickled weights are never loaded), 'hub' or 'scratch'"
-        )
-    if not path.is_file():
-        raise BadModel(f"init={path}: no such file")
-    try:
-        weights = load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise BadModel(f"init={path}: not readable as safetensors ({error})") from None
+    weights = load_tensors(path)
     leaky = _is_leaky(path, weights)
     if leaky and not allow_leaky:
         raise leak(str(path))

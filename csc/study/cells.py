@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from csc.config import differences, resolve
+from csc.config.layers import method_class
 from csc.config.schema import Config
 from csc.config.tree import flatten, nested
 from csc.errors import BadConfig
-from csc.methods import kind_of
 from csc.scenario import Scenario
 from csc.storage import sha256_file
 from csc.study.spec import Row, Study
@@ -63,7 +63,7 @@ class Cell:
         """
         if self.config is None or self.source is None or run.tags.get("csc.data") != self.source.fingerprint:
             return False
-        own = ("method", "head", *kind_of(self.config).facts)  # without which there are no defaults
+        own = ("method", "head", *method_class(self.config.method).facts)  # without which there are no defaults
         chosen = nested({key: value for key, value in self.config.flat().items() if key in own})
         known = resolve(self.scenario.dataset, chosen).flat() | run.params
         wanted = {key: value for key, value in self.config.decisive().items() if key != "init"}
@@ -150,7 +150,7 @@ def _cell(study: Study, row: Row, scenario: Scenario, seed: int, sources: Mappin
         config = resolve(scenario.dataset, study.settings_of(row, scenario.name, seed, own=True), shared=overrides)
     except BadConfig as error:
         refused = str(error)
-    if config and seed != study.seeds[0] and not kind_of(config).is_random(config):
+    if config and seed != study.seeds[0] and not method_class(config.method).is_random(config):
         return replace(_cell(study, row, scenario, study.seeds[0], sources), seed=seed)
     if source is None:
         refused = f"no data set '{scenario.dataset}' at hand; give its uri with --data"

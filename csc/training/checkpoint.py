@@ -30,17 +30,11 @@ EpochLog = dict[str, float]
 
 @dataclass
 class Position:
-    """How far training has come.
+    """How far training has come."""
 
-    Attributes:
-        log: one entry per finished epoch.
-        updates: finished ones of the epoch after these.
-        terms: sums of the loss terms over these updates.
-    """
-
-    log: list[EpochLog] = field(default_factory=list)
-    updates: int = 0
-    terms: dict[str, Tensor] = field(default_factory=dict)
+    log: list[EpochLog] = field(default_factory=list)  # one entry per finished epoch
+    updates: int = 0  # finished ones of the epoch after these
+    terms: dict[str, Tensor] = field(default_factory=dict)  # sums of the loss terms over these updates
 
 
 @dataclass
@@ -86,7 +80,7 @@ class Checkpoint:
         if facts.get("key") != self.key:
             return Position()
         try:
-            return self._take_over(facts, tensors)
+            return self._load_state(facts, tensors)
         except torch.OutOfMemoryError:
             raise
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
@@ -94,8 +88,7 @@ class Checkpoint:
             reason = " ".join(f"{type(error).__name__} {error}".split())[:300]
             raise BadData(f"{self.path}: a checkpoint of something else ({reason}); remove it to begin again") from None
 
-    def _take_over(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> Position:
-        """Put the state of a file in place."""
+    def _load_state(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> Position:
         self.network.load_state_dict(_below(tensors, "network."))
         self._restore_optimizer(_below(tensors, "optimizer."), facts["groups"])
         if self.scheduler:

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
 from csc.config.groups import Train
 from csc.errors import BadConfig
-from csc.model import save_tensors
+from csc.model import load_tensors, save_tensors
 
 __all__ = ["EagerAdam", "inherit_moments", "laid_out_like", "make_optimizer", "make_schedule", "save_moments"]
 
@@ -82,7 +81,7 @@ def save_moments(optimizer: Optimizer, network: nn.Module, path: Path) -> None:
 
 def inherit_moments(optimizer: Optimizer, network: nn.Module, path: Path) -> None:
     """Take over the moments of all parameters that kept their shape."""
-    moments = load_file(path)
+    moments = load_tensors(path)
     for name, parameter in network.named_parameters():
         state = {
             key: moments[f"{name}:{key}"] for key in ("step", "exp_avg", "exp_avg_sq") if f"{name}:{key}" in moments

@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
+from csc.config.layers import method_class
 from csc.config.schema import Config
 from csc.data.features import FeatureCard, backbone_weights, map_channels, read_features, refuse_leaky
 from csc.data.order import task_seed
 from csc.data.views import View
 from csc.errors import BadModel
-from csc.methods import HEADS, build_head, kind_of
+from csc.methods import HEADS, build_head
 from csc.model import MOMENTS, ModelCard, fingerprint, load_network, load_tensors
 from csc.nets.backbone import StoredBackbone, initialise, normalisation
 from csc.nets.head import grow, grown_parameters
@@ -45,7 +46,7 @@ def start_task(
     settings: Config, scenario: str, task: Task, view: View, prior_folder: Path | None, features: str = ""
 ) -> Start:
     """Build the network to train: from the initialisation, or grown from the model before."""
-    kind = kind_of(settings)
+    kind = method_class(settings.method)
     card = ModelCard(
         method=settings.method,
         scenario=scenario,
@@ -73,7 +74,7 @@ def start_task(
 def _initialised(settings: Config, card: ModelCard) -> Start:
     plain, origin = initialise(settings.backbone, settings.init, allow_leaky=settings.allow_leaky_init)
     mean, std = normalisation(plain)
-    backbone = kind_of(settings).wrap(settings, plain)
+    backbone = method_class(settings.method).wrap(settings, plain)
     network = Network(backbone, build_head(settings, backbone.channels, card.groups), mean, std)
     facts: dict[str, Any] = {"initialisation": {**asdict(origin), "text": str(origin)}, "mean": mean, "std": std}
     return Start(network, None, replace(card, **facts))
@@ -104,7 +105,7 @@ def _grown(settings: Config, prior: Network, task: Task, card: ModelCard, prior_
         network,
         prior,
         card,
-        grown if quirks.freeze_grown_layers and not kind_of(settings).solves else (),
+        grown if quirks.freeze_grown_layers and not method_class(settings.method).solves else (),
         moments if quirks.persist_optimizer and moments.is_file() else None,
     )
 

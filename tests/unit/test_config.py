@@ -6,7 +6,7 @@ import msgspec
 import pytest
 import yaml
 
-from csc.config import Config, differences, layers, learns_like, methods, parse_overrides, resolve
+from csc.config import Config, base_method, differences, layers, methods, parse_overrides, resolve
 from csc.config.groups import Settings
 from csc.config.reading import _alternatives, _choices
 from csc.config.schema import EXECUTION_ONLY
@@ -20,7 +20,7 @@ EVERY = [(method, dataset) for method in methods() for dataset in DATASETS]
 
 def facts(method: str) -> dict[str, Any]:
     """What a method has to know of a data set without a preset."""
-    return {"krt": {"labels_per_image": 2.0, "of_classes": 12}} if learns_like(method) == "krt" else {}
+    return {"krt": {"labels_per_image": 2.0, "of_classes": 12}} if base_method(method) == "krt" else {}
 
 
 def leaves(kind: Any, path: str = "") -> dict[str, Any]:
@@ -54,7 +54,7 @@ def another(key: str, method: str, hint: Any, value: Any) -> Any:
         "held_out": 5,
         "krt.width": 256,
         "krt.heads": 4,
-        "head": next((head for head in registered()[learns_like(method)].heads if head != value), value),
+        "head": next((head for head in registered()[base_method(method)].heads if head != value), value),
     }
     if key in special:
         return special[key]
@@ -182,7 +182,7 @@ def test_the_settings_walked_by_the_test_above_are_all_there_are():
 
 def test_a_run_has_no_setting_that_its_method_and_head_do_not_read():
     for method in methods():
-        kind = registered()[learns_like(method)]
+        kind = registered()[base_method(method)]
         groups = {key.partition(".")[0] for key in resolve("voc", {"method": method}).flat() if "." in key}
         shared = {"backbone", "input", "features", "train", "loss", "max_entropy", "register", "release_quirks"}
         memory = {"memory"} if kind.memory_settings else set()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import csc.config
-from csc.config import learns_like, resolve
+from csc.config import base_method, resolve
 from csc.methods import method, register, registered
 from csc.methods.base import Step
 from csc.methods.losses import asymmetric_loss, binary_cross_entropy, max_entropy
@@ -17,8 +17,8 @@ from csc.methods.lwf import LwF
 BATCH, OLD, NEW = 4, 3, 2
 N = OLD + NEW
 METHODS = sorted(csc.config.methods())
-DESCENDING = [name for name in METHODS if not registered()[learns_like(name)].solves]
-DISTILLING = [name for name in METHODS if issubclass(registered()[learns_like(name)], LwF)]
+DESCENDING = [name for name in METHODS if not registered()[base_method(name)].solves]
+DISTILLING = [name for name in METHODS if issubclass(registered()[base_method(name)], LwF)]
 
 
 def random_step(*, old: int = OLD, seed: int = 0, seen_labels: bool = False) -> Step:
@@ -79,15 +79,15 @@ def entropy_by_loops(logits: list[list[float]]) -> float:
 
 
 def test_registry_and_settings_name_the_same_methods():
-    assert set(registered()) == {learns_like(name) for name in METHODS}
+    assert set(registered()) == {base_method(name) for name in METHODS}
     assert len(METHODS) == 18
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_configuration_builds_the_method_it_names(name: str):
     built = build(name)
-    assert type(built) is registered()[learns_like(name)]
-    assert built.name == learns_like(name)
+    assert type(built) is registered()[base_method(name)]
+    assert built.name == base_method(name)
     assert csc.config.methods()[name]
 
 
@@ -313,7 +313,7 @@ def test_joint_training_uses_the_labels_of_all_classes(form: str, formula):
 
 def test_joint_asks_for_all_labels_and_starts_from_scratch():
     assert resolve("voc", {"method": "joint"}).labels == "seen"
-    assert [name for name in METHODS if not registered()[learns_like(name)].continues] == ["joint"]
+    assert [name for name in METHODS if not registered()[base_method(name)].continues] == ["joint"]
     assert {resolve("voc", {"method": name}).labels for name in METHODS if name != "joint"} == {"task"}
 
 

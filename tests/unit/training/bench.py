@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from csc.config import parse_overrides, resolve
+from csc.config.layers import method_class
 from csc.config.schema import Config
 from csc.data.loading import Batches, Workers, image_batches
 from csc.data.order import Draw
 from csc.data.views import View
 from csc.errors import CscError
-from csc.methods import build_head, kind_of
+from csc.methods import build_head
 from csc.model import ModelCard, save_network
 from csc.nets.backbone import Initialisation, build_backbone
 from csc.nets.head import grow
@@ -102,7 +103,7 @@ class Bench:
         """A trainer of the second task, with the model before it as prior if the method asks for one."""
         prior = fresh_network(config)
         network = grown_network(prior, seed=seed)
-        needs_prior = kind_of(config).needs_prior
+        needs_prior = method_class(config.method).needs_prior
         return self.trainer(config, network, task=2, prior=prior.eval() if needs_prior else None, **more)
 
 

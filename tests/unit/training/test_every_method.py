@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from csc.config import learns_like, methods, parse_overrides, resolve
+from csc.config import base_method, methods, parse_overrides, resolve
 from csc.data.ingest.digits import ingest_digits
 from csc.methods import registered
 from csc.model import MEMORY, METHOD_STATE, load_network, load_tensors
@@ -97,7 +97,7 @@ def learned(origin: str, tmp_path_factory) -> Iterator[Callable[[str], tuple[str
 def test_a_method_learns_two_tasks_from_its_artifact(learned: Callable[[str], tuple[str, Path, Path]], method: str):
     config, first, second = learned(method)
     solves = method in SOLVE
-    settings, kind = resolve("digits", json.loads(config)), registered()[learns_like(method)]
+    settings, kind = resolve("digits", json.loads(config)), registered()[base_method(method)]
     log = json.loads((second / "model" / "training.json").read_text())["epochs"][-1]
     assert log.keys() - MEASURED == ({"squared_error"} if solves else {"ce", "H"} | TERMS.get(method, set()))
     network, card = load_network(second / "model")

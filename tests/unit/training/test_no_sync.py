@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.methods import _Case
-from csc.config import learns_like, methods
+from csc.config import base_method, methods
 from csc.methods import registered
 
 WAITS = {
@@ -53,7 +53,7 @@ class Spy(TorchDispatchMode):
         return operation(*args, **kwargs) if answer is NotImplemented else answer
 
 
-@pytest.mark.parametrize("method", [name for name in methods() if not registered()[learns_like(name)].solves])
+@pytest.mark.parametrize("method", [name for name in methods() if not registered()[base_method(name)].solves])
 def test_a_step_does_not_wait_for_the_gpu(method: str):
     step = _Case(method, *(("test_vit", 160) if method == "l2p" else ("test_resnet", 32))).step()
     with Spy():
