@@ -123,7 +123,7 @@ class _Heatmaps:
 
     def write(self, image: str, prediction: "Prediction", found: Found, classes: Sequence[str]) -> dict[str, str]:
         """Write an image with the map of each predicted class, of the most likely one if none is predicted."""
-        from csc.report.overlay import encoded, over
+        from csc.report.overlay import heatmap_png
 
         assert prediction.image is not None
         assert prediction.maps is not None
@@ -132,7 +132,7 @@ class _Heatmaps:
         for name in [name for name, _ in found] or [best]:
             path = self._free(f"{Path(image).stem}.{name}")
             heat = (255 * prediction.maps[classes.index(name)]).round().astype("uint8")
-            write_bytes(path, encoded(over(prediction.image, heat)))
+            write_bytes(path, heatmap_png(prediction.image, heat))
             files[name] = str(path)
         return files
 

@@ -25,7 +25,6 @@ from csc.report.svg import (
 
 __all__ = [
     "ap_heatmap",
-    "confidence",
     "confidences",
     "curve",
     "curves",
@@ -68,13 +67,7 @@ def curve(run: Run, width: float = WIDTH) -> str:
 
 
 def curves(lines: Mapping[str, Sequence[float]], seen: Sequence[int], width: float = WIDTH) -> str:
-    """Draw the mAP of several methods over the number of classes seen, each named at its end, or below on a phone.
-
-    Args:
-        lines: by name, a value per task.
-        seen: classes after each task.
-        width: of the figure.
-    """
+    """Draw the mAP of several methods, by name, over the classes seen after each task; on a phone names stand below."""
     narrow = width < 600
     left, right, top = 46, width - (12 if narrow else 210), 14
     bottom = 300 if narrow else max(300, top + 15 * len(lines))
@@ -153,11 +146,6 @@ def task_matrix(run: Run, width: float = WIDTH) -> str:
             tip = f"classes of task {arrival.task} after task {after.task}: mean AP {ap:.1f}"
             marks.append(_heat_cell(left + cell * column, y, cell, height, ap, tip))
     return svg(left + cell * len(run.tasks), top + height * len(run.tasks), "Mean AP by task", marks)
-
-
-def confidence(run: Run, width: float = WIDTH) -> str:
-    """Draw how confident the last model is of labels that are there and of labels that are not."""
-    return confidences({"": run.last.metrics}, width)
 
 
 def confidences(models: Mapping[str, Metrics], width: float = WIDTH) -> str:

@@ -38,19 +38,16 @@ def findings(run: Run, evidence: Sequence[Evidence] = ()) -> list[Finding]:
 
 
 def _result(run: Run) -> Finding:
-    last, classes = run.last.metrics, len(run.last.seen)
+    last, classes, tasks = run.last.metrics, len(run.last.seen), run.last.task
     best, worst = (pick(last.AP, key=lambda name: last.AP[name]) for pick in (max, min))
-    text = f"The model knows {classes} classes after {_tasks(run.last.task)}, with a mAP of {last.mAP:.1f} %."
-    if run.last.task > 1 and run.last.new == run.last.seen:  # of an extended model
-        only = f"only those of task {run.last.task} are judged, with a mAP of {last.mAP:.1f} %"
+    after = "one task" if tasks == 1 else f"{tasks} tasks"
+    text = f"The model knows {classes} classes after {after}, with a mAP of {last.mAP:.1f} %."
+    if tasks > 1 and run.last.new == run.last.seen:  # of an extended model
+        only = f"only those of task {tasks} are judged, with a mAP of {last.mAP:.1f} %"
         text = f"Of the classes that the model knows, {only}: the test images have no labels of the others."
     if classes > 1:
         text += f" It is best at class {best} (AP {last.AP[best]:.1f}) and weakest at {worst} ({last.AP[worst]:.1f})."
     return Finding("plain", text)
-
-
-def _tasks(count: int) -> str:
-    return "one task" if count == 1 else f"{count} tasks"
 
 
 def _paper(run: Run) -> list[Finding]:

@@ -18,7 +18,7 @@ _MOST = 6  # matrices in a row
 
 def growth(tasks: Sequence[TaskFacts], width: float = WIDTH) -> str:
     """Draw the matrix after each task, blocks of old and new classes marked, all in one scale of colours."""
-    shown = _chosen(tasks)
+    earlier = np.linspace(0, len(tasks) - 2, min(len(tasks) - 1, _MOST)).round().astype(int)  # evenly apart
     largest = max(float(np.abs(_off_diagonal(task)).max(initial=0)) for task in tasks)
     names = len(tasks[-1].classes) <= _NAMED and width > 600
     gutter = 96 if names else 4
@@ -26,32 +26,17 @@ def growth(tasks: Sequence[TaskFacts], width: float = WIDTH) -> str:
     marks = _matrix(tasks[-1], tasks, gutter, 28, side, largest, names)
     height = 28 + side + 12
     x, y = (gutter + side + 28, 28.0) if width > 600 else (4.0, height + 24)
-    rows = max(math.ceil(len(shown) / 2), 1)
+    rows = max(math.ceil(len(earlier) / 2), 1)
     small = min((width - x - 18) / 2, (side + 26) / rows - 26 if width > 600 else 150.0)
-    for number, task in enumerate(shown):
+    for number, index in enumerate(earlier):
         left, top = x + number % 2 * (small + 14), y + number // 2 * (small + 26)
-        marks += _matrix(task, tasks, left, top, small, largest, False)
+        marks += _matrix(tasks[index], tasks, left, top, small, largest, False)
         height = max(height, top + small + 8)
     return svg(width, height, "The label graph after each task", marks)
 
 
-def _chosen(tasks: Sequence[TaskFacts]) -> list[TaskFacts]:
-    """The tasks before the last; of many, some that are evenly apart."""
-    earlier = list(tasks[:-1])
-    if len(earlier) <= _MOST:
-        return earlier
-    indices = np.linspace(0, len(earlier) - 1, _MOST).round().astype(int)
-    return [earlier[index] for index in indices]
-
-
 def _matrix(
-    task: TaskFacts,
-    tasks: Sequence[TaskFacts],
-    left: float,
-    top: float,
-    side: float,
-    largest: float,
-    names: bool,
+    task: TaskFacts, tasks: Sequence[TaskFacts], left: float, top: float, side: float, largest: float, names: bool
 ) -> list[str]:
     matrix = np.array(task.correlation)
     count = len(matrix)

@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from csc.data.evidence import Evidence, EvidenceImage, TaskFacts
-from csc.report.overlay import data_uri, heat_colours, png
+from csc.report.overlay import data_uri, encode_png, heat_colours
 from csc.report.svg import escape
 
 __all__ = ["Pictures", "by_class", "followed", "forgotten", "memory"]
@@ -43,7 +43,7 @@ class Pictures:
         heat = ""
         if image.heat:
             values = np.frombuffer(image.heat, np.uint8).reshape(-1, image.heat_width)
-            heat = f'<img class="heat" alt="" src="{data_uri(png(heat_colours(values)))}"/>'
+            heat = f'<img class="heat" alt="" src="{data_uri(encode_png(Image.fromarray(heat_colours(values))))}"/>'
         return (
             f'<figure class="shot" data-tip="{escape(tip)}"><span class="picture t{number}" role="img" '
             f'aria-label="{escape(tip)}">{heat}</span><figcaption>{caption}</figcaption></figure>'
@@ -53,7 +53,7 @@ class Pictures:
         """The rules of all thumbnails that were shown."""
         rules = []
         for thumbnail, number in self._numbers.items():
-            width, height = _size(thumbnail)
+            width, height = Image.open(io.BytesIO(thumbnail), formats=("JPEG",)).size
             rules.append(
                 f".t{number} {{ aspect-ratio: {width}/{height}; background-image: url({data_uri(thumbnail)}); }}"
             )
@@ -171,9 +171,3 @@ def memory(evidence: Evidence, pictures: Pictures) -> str:
         kept[image.name].append(pictures.shot(image, escape(image.name), tip))
     shots = [shot for name in evidence.facts.classes for shot in kept.get(name, [])]
     return f'<div class="shots small">{"".join(shots)}</div>' if shots else ""
-
-
-def _size(jpeg: bytes) -> tuple[int, int]:
-    """Width and height of a JPEG."""
-    with Image.open(io.BytesIO(jpeg), formats=("JPEG",)) as image:
-        return image.size

@@ -12,14 +12,7 @@ _SPARE = frozenset({"train images", "test images", "FPR", "images", "epochs", "o
 
 
 def html_page(title: str, body: str, style: str = "", links: str = "") -> str:
-    """Return a whole page around the HTML of its body.
-
-    Args:
-        title: of the page.
-        body: as HTML, which is well-formed XML, too.
-        style: more CSS.
-        links: HTML of the bar above the page; none if empty.
-    """
+    """A whole page around its body, with more CSS and the links of the bar above it; all HTML is well-formed XML."""
     look, script = (resources.files("csc.report").joinpath(f"page.{kind}").read_text("utf-8") for kind in ("css", "js"))
     bar = f'<div class="bar"><nav>{links}</nav></div>' if links else ""
     return f"""<!DOCTYPE html>

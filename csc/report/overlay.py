@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-__all__ = ["data_uri", "encoded", "heat_colours", "matrix_png", "over", "png"]
+__all__ = ["data_uri", "encode_png", "heat_colours", "heatmap_png", "matrix_png"]
 
 _COLD, _WARM = np.array([10, 14, 44], np.float32), np.array([255, 122, 0], np.float32)
 _NEGATIVE, _POSITIVE = (31, 111, 196), (214, 93, 14)
@@ -25,11 +25,11 @@ def heat_colours(heat: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return np.concatenate([colour, 255 * opacity], axis=2).astype(np.uint8)
 
 
-def over(image: Image.Image, heat: NDArray[np.uint8]) -> Image.Image:
+def heatmap_png(image: Image.Image, heat: NDArray[np.uint8]) -> bytes:
     """An image with a heat map laid over it."""
     smooth = Image.fromarray(heat).resize(image.size, Image.Resampling.BICUBIC)
     colours = Image.fromarray(heat_colours(np.asarray(smooth)))
-    return Image.alpha_composite(image.convert("RGBA"), colours).convert("RGB")
+    return encode_png(Image.alpha_composite(image.convert("RGBA"), colours).convert("RGB"), optimize=False)
 
 
 def matrix_png(matrix: NDArray[np.floating], largest: float) -> bytes:
@@ -38,15 +38,10 @@ def matrix_png(matrix: NDArray[np.floating], largest: float) -> bytes:
     pixels = np.zeros((*matrix.shape, 4), np.uint8)
     pixels[..., :3] = np.where((matrix < 0)[..., None], _NEGATIVE, _POSITIVE)
     pixels[..., 3] = (255 * share).round()
-    return png(pixels)
+    return encode_png(Image.fromarray(pixels))
 
 
-def png(pixels: NDArray[np.uint8]) -> bytes:
-    """Encode pixels (h, w, 4), as small as possible."""
-    return encoded(Image.fromarray(pixels), optimize=True)
-
-
-def encoded(image: Image.Image, *, optimize: bool = False) -> bytes:
+def encode_png(image: Image.Image, *, optimize: bool = True) -> bytes:
     """An image as PNG; to make that of a photograph 5 % smaller takes ten times as long."""
     target = io.BytesIO()
     image.save(target, "PNG", optimize=optimize, compress_level=3)

@@ -16,24 +16,12 @@ __all__ = ["PaperRow", "paper_for", "paper_row_for", "paper_rows", "why_incompar
 
 @dataclass(frozen=True)
 class PaperRow:
-    """One row of the paper's tables 1 and 2.
+    """One row of the paper's tables 1 and 2."""
 
-    Attributes:
-        setting: what the numbers were made with: backbone, data, replay buffer.
-        buffer: replay buffer, such as `5/class`, or `none`.
-        numbers: in percent, those of `SUMMARY` that the paper prints.
-        note: what a reader must know of this row, often empty.
-    """
-
-    setting: str
-    buffer: str
-    numbers: dict[str, float]
-    note: str
-
-    @property
-    def label(self) -> str:
-        """How a report names the row."""
-        return f"paper ({self.setting})"
+    label: str  # in a report: what the numbers were made with: backbone, data, replay buffer
+    buffer: str  # for replay, such as `5/class`, or `none`
+    numbers: dict[str, float]  # in percent, those of `SUMMARY` that the paper prints
+    note: str  # what a reader must know of this row, often empty
 
 
 def paper_rows(scenario: str, method: str) -> tuple[PaperRow, ...]:
@@ -46,7 +34,7 @@ def paper_rows(scenario: str, method: str) -> tuple[PaperRow, ...]:
     setting = f"{results['backbone']}, {results['datasets'].get(scenario.partition('-')[0])}"
     return tuple(
         PaperRow(
-            setting=setting if row["buffer"] == "none" else f"{setting}, buffer {row['buffer']}",
+            label=f"paper ({setting})" if row["buffer"] == "none" else f"paper ({setting}, buffer {row['buffer']})",
             buffer=row["buffer"],
             numbers={name: row[name] for name in SUMMARY if name in row},
             note=row.get("note", ""),
@@ -58,9 +46,7 @@ def paper_rows(scenario: str, method: str) -> tuple[PaperRow, ...]:
 def why_incomparable(held_out: bool, data_note: str) -> str:
     """Why numbers may not stand next to the paper's; empty if they may.
 
-    Args:
-        held_out: whether they are of held-out training images.
-        data_note: in what the data are not the benchmark whose name they have, see `benchmark_note`.
+    `data_note` says in what the data are not the benchmark whose name they have, see `benchmark_note`.
     """
     if held_out:
         return "tested on held-out training images"

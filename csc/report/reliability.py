@@ -92,12 +92,10 @@ def threshold_curves(facts: TaskFacts, threshold: float, width: float = WIDTH) -
     frame = f'data-left="{left}" data-right="{right}" data-top="{top}" data-bottom="{bottom}"'
     marks.append(f'<g class="mark" {frame} transform="translate({at:.1f} 0)">')
     marks.append(f'<path class="dashed" d="M0 {top - 8}V{bottom}"/></g>')
-    marks += [_dot(name, css, facts, threshold, at, top, bottom) for name, css in LINES.items()]
+    now = at_threshold(facts, round(100 * threshold))
+    for name, css in LINES.items():
+        tip = f"{name} {now[name]:.1f} at {threshold:g}"
+        marks.append(circle(at, percent_y(now[name], top, bottom), 4.5, f"{css} dot-{name}", tip))
     spelled_out = {"CP": "precision (CP)", "CR": "recall (CR)"} if width > 600 else {}
     marks += legend(left, {css: spelled_out.get(name, name) for name, css in LINES.items()})
     return svg(width, bottom + 46, "Precision, recall and F1 against the threshold", marks)
-
-
-def _dot(name: str, css: str, facts: TaskFacts, threshold: float, x: float, top: float, bottom: float) -> str:
-    value = at_threshold(facts, round(100 * threshold))[name]
-    return circle(x, percent_y(value, top, bottom), 4.5, f"{css} dot-{name}", f"{name} {value:.1f} at {threshold:g}")

@@ -33,32 +33,20 @@ __all__ = [
 
 WIDTH, PHONE = 860, 342  # of a figure in a page on a desk, and on a phone
 
-LIGHT = {
-    "ink": "#16191d",
-    "muted": "#59626c",
-    "grid": "#e3e6ea",
-    "surface": "#ffffff",
-    "panel": "#f5f7f9",
-    "first": "#0b61a8",
-    "second": "#c2500a",
-    "third": "#0a7859",
-    "fourth": "#7a4fc0",
-    "heat": "#08376f",
-    "on-heat": "#ffffff",
+_COLOURS = {  # on light and on dark ground
+    "ink": ("#16191d", "#e8eaed"),
+    "muted": ("#59626c", "#9ba5af"),
+    "grid": ("#e3e6ea", "#2d333a"),
+    "surface": ("#ffffff", "#111418"),
+    "panel": ("#f5f7f9", "#1a1e24"),
+    "first": ("#0b61a8", "#6bb3f5"),
+    "second": ("#c2500a", "#f5995b"),
+    "third": ("#0a7859", "#4cc7a1"),
+    "fourth": ("#7a4fc0", "#b69af0"),
+    "heat": ("#08376f", "#a9d1ff"),
+    "on-heat": ("#ffffff", "#0c1116"),
 }
-_DARK = {
-    "ink": "#e8eaed",
-    "muted": "#9ba5af",
-    "grid": "#2d333a",
-    "surface": "#111418",
-    "panel": "#1a1e24",
-    "first": "#6bb3f5",
-    "second": "#f5995b",
-    "third": "#4cc7a1",
-    "fourth": "#b69af0",
-    "heat": "#a9d1ff",
-    "on-heat": "#0c1116",
-}
+LIGHT, _DARK = ({name: tones[mode] for name, tones in _COLOURS.items()} for mode in (0, 1))
 _SERIES = ("first", "second", "third", "fourth")
 _RULES = """
 .csc-figure { background: var(--surface); font: 12px system-ui, "Segoe UI", "Helvetica Neue", Arial, sans-serif;

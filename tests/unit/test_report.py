@@ -23,7 +23,13 @@ VOC = [
     "diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor",
 ]
 # fmt: on
-FIGURES = [figures.curve, figures.ap_heatmap, figures.confidence, figures.precision_recall_bars, figures.task_matrix]
+
+
+def confidence(run, width=svg.WIDTH):
+    return figures.confidences({"": run.last.metrics}, width)
+
+
+FIGURES = [figures.curve, figures.ap_heatmap, confidence, figures.precision_recall_bars, figures.task_matrix]
 EVIL = '<b>&"x'
 
 
@@ -336,13 +342,9 @@ def test_heatmap_names_the_task_alone_where_only_its_classes_were_judged():
 def test_confidence_has_a_bar_for_each_bin_that_is_not_empty():
     run = RUNS["voc-b0c4"]
     counts = run.last.metrics["confidence"]
-    bars = [
-        rect
-        for rect in ET.fromstring(figures.confidence(run)).iter(f"{SVG}rect")
-        if rect.find(f"{SVG}title") is not None
-    ]
+    bars = [rect for rect in ET.fromstring(confidence(run)).iter(f"{SVG}rect") if rect.find(f"{SVG}title") is not None]
     assert len(bars) == sum(count > 0 for kind in ("positives", "negatives") for count in counts[kind])
-    assert "threshold 0.8" in texts(figures.confidence(run))
+    assert "threshold 0.8" in texts(confidence(run))
 
 
 def test_precision_recall_bars_state_the_gap():
