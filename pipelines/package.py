@@ -14,7 +14,6 @@ so every task needs components of its own.
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from kfp.dsl.base_component import BaseComponent
 from csc.errors import BadScenario
 from csc.storage import atomic_file
 
-__all__ = ["STEPS", "STEPS_LIMIT", "check_steps", "compact", "steps_of", "write_package"]
+__all__ = ["STEPS", "STEPS_LIMIT", "checked_steps", "compact", "write_package"]
 
 # Argo keeps a workflow and the state of all its steps in one object of at most 1 MiB. tests/kubeflow/argo.py computes
 # its size from a compiled file, in agreement with what was measured on Kubeflow Pipelines 2.17: a step takes about
@@ -35,18 +34,18 @@ STEPS = 110
 STEPS_LIMIT = 140
 
 
-def steps_of(tasks: int, others: int) -> int:
-    """How many steps a run has: five in each task, and others before and after all tasks."""
-    return 5 * tasks + others
+def checked_steps(scenario: str, tasks: int, others: int) -> int:
+    """How many steps a run has: five in each task, and others before and after all tasks.
 
-
-def check_steps(scenario: str, steps: int) -> None:
-    """Refuse a run that would end in an error after hours, because no workflow can hold the state of so many steps."""
+    One is refused that would end in an error after hours, because no workflow can hold the state of so many steps.
+    """
+    steps = 5 * tasks + others
     if steps > STEPS_LIMIT:
         raise BadScenario(
             f"scenario '{scenario}': a run has {steps} steps, and a workflow holds the state of about {STEPS_LIMIT}; "
             f"submit its tasks in windows, the first with csc submit {scenario} --tasks 1-10"
         )
+    return steps
 
 
 def write_package(
@@ -75,17 +74,12 @@ def compact(documents: list[dict[str, Any]]) -> None:
             name = words[words.index("--function_to_execute") + 1]
             executor["container"]["command"] = ["python3", "-m", "csc.components", name]
     for component in documents[0]["components"].values():
-        for slot in _slots(component):
-            slot.pop("description", None)
+        for side in ("inputDefinitions", "outputDefinitions"):
+            for slots in component.get(side, {}).values():
+                for slot in slots.values():
+                    slot.pop("description", None)
     while _merge_equal(*documents):
         pass  # sub-pipelines become equal once their steps are the same
-
-
-def _slots(component: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """What is declared of each input and output of a component."""
-    for side in ("inputDefinitions", "outputDefinitions"):
-        for kind in component.get(side, {}).values():
-            yield from kind.values()
 
 
 def _merge_equal(spec: dict[str, Any], platform: dict[str, Any] | None = None) -> bool:

@@ -18,7 +18,7 @@ from kfp.dsl.base_component import BaseComponent
 from csc.artifacts import StudyOrder
 from csc.components.collect.component import collect
 from csc.components.embed.component import embed
-from csc.pipelines.package import STEPS, check_steps, steps_of, write_package
+from csc.pipelines.package import STEPS, checked_steps, write_package
 from csc.pipelines.pods import apply
 from csc.pipelines.profile import Profile
 from csc.pipelines.scenario import LOCAL, build_pipeline, open_data
@@ -69,8 +69,8 @@ def parts(cells: Iterable[Cell], most: int = STEPS) -> list[list[Cell]]:
     cut: list[list[Cell]] = [[]]
     steps = 0
     for cell in sorted((cell for turn in loops(cells) for cell in turn.runs), key=lambda cell: cell.seed):
-        own = steps_of(cell.tasks, others=5 if cell.maps else 2)  # maps are made before the run, by two steps
-        check_steps(cell.scenario.name, own)
+        # Maps are made before the run, by two steps.
+        own = checked_steps(cell.scenario.name, cell.tasks, others=5 if cell.maps else 2)
         if cut[-1] and steps + own > most:
             cut.append([])
             steps = 0

@@ -53,11 +53,11 @@ def _submit(arguments: Namespace) -> int:
     endpoint = open_endpoint(arguments, profile)
     warn_of_retries(arguments, profile)
     print(scenario.announcement(classes), flush=True)
-    from csc.pipelines.package import check_steps, steps_of
+    from csc.pipelines.package import checked_steps
     from csc.pipelines.scenario import compile_pipeline, pipeline_name
 
     # The others are ingest, report, finish, and one for maps or for the model before the window.
-    check_steps(scenario.name, steps_of(window.last - window.first + 1, others=4))
+    checked_steps(scenario.name, window.last - window.first + 1, others=4)
     name = run_title(scenario.name, config) + ("" if window.whole else f" · tasks {window}")
     with tempfile.TemporaryDirectory(prefix="csc-submit-") as folder:
         package = Path(folder) / "pipeline.yaml"

@@ -46,13 +46,10 @@ class Endpoint:
     """A Kubeflow Pipelines server that we may talk to."""
 
     def __init__(self, host: str, token_env: str | None = None, cookie_env: str | None = None) -> None:
-        """Prepare to talk; nothing is sent yet.
+        """Prepare to talk, with the bearer token or cookie that an environment variable holds; nothing is sent yet.
 
-        Args:
-            host: address; inside a cluster it may be empty.
-            token_env: environment variable with a bearer token. Without one, the token file that Kubeflow gives to pods
-                is used, if there is one; kfp's variable KF_PIPELINES_SA_TOKEN_PATH may name another file.
-            cookie_env: environment variable with a cookie, such as `oauth2_proxy_kubeflow=…`.
+        Without one, the token file that Kubeflow gives to pods is used, if there is one; kfp's variable
+        KF_PIPELINES_SA_TOKEN_PATH may name another file. Inside a cluster the host may be empty.
         """
         self._token = _from_environment(token_env, "token")
         self._cookie = _from_environment(cookie_env, "cookie")
@@ -197,9 +194,8 @@ class Endpoint:
     def _send(self, method: str, path: str, kind: str = "application/json", **content: Any) -> bytes:
         """Send a request and return the answer, of the kind that is asked for; `content` is as urllib3 takes it."""
         headers = {"Accept": kind, **self._access()}
-        given = {name: value for name, value in content.items() if value is not None}
         try:
-            answer = self._pool.request(method, self.host + path, headers=headers, **given)
+            answer = self._pool.request(method, self.host + path, headers=headers, **content)
         except HTTPError as error:
             raise EndpointError(f"{self.host}: {_no_answer(error)}") from None
         if not 200 <= answer.status < 300:

@@ -17,12 +17,9 @@ _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "MLFLOW_S3_ENDPOINT_URL
 
 
 def choose_step(view: RunView, wanted: str | None) -> Step:
-    """The step that a person means.
+    """The step that a person means by its title or some words of it, such as `ingest` or `2/train`.
 
-    Args:
-        view: how the run stands.
-        wanted: its title, or some words of it, such as `ingest` or `2/train`; if not given, the step that failed, else
-            the last one that began.
+    If nothing is `wanted`, it is the step that failed, else the last one that began.
     """
     if wanted is None:
         begun = [step for step in view.steps if step.state != REUSED]

@@ -103,16 +103,11 @@ def _step(node: Node, state: str, key: Key, spec: Spec, pods: Sequence[Path]) ->
     """A step from the node that tells its times, its own or its driver's, and the paths of the nodes of its pods."""
     pod = ""
     if pods:
-        last = max(pods, key=_tries)
+        last = max(pods, key=lambda path: [int(part[1:-1]) for part in path if part[0] == "("])  # the newest try
         pod = pod_name(last, pod_template(key, spec, driver=key_of(last)[-1].endswith(DRIVER)))
     took = seconds_between(node.start, node.end)
     error = single_line(node.error.message)
     return Step(title_of(key, spec), state, node.start, took, error, max(1, len(pods)), pod, key)
-
-
-def _tries(path: Path) -> list[int]:
-    """The numbers of the tries in a path."""
-    return [int(part[1:-1]) for part in path if re.fullmatch(r"\(\d+\)", part)]
 
 
 def _mark_waiting(steps: list[Step], nodes: Sequence[Node]) -> None:

@@ -19,7 +19,6 @@ Path = tuple[str, ...]  # the parts of a node's path: the workflow's name, then 
 Key = tuple[str, ...]  # the names in a path, without tries: ("root", "base-task", "train")
 
 DRIVER = "-driver"
-_TRY = re.compile(r"\(\d+\)")
 _LONGEST_PREFIX = 242  # of a pod's name, before the hash
 
 
@@ -66,7 +65,7 @@ def key_of(path: Path) -> Key:
 
 def is_try(path: Path) -> bool:
     """Whether a path is that of a single try."""
-    return _TRY.fullmatch(path[-1]) is not None
+    return path[-1].startswith("(")
 
 
 def pod_name(path: Path, template: str) -> str:
@@ -76,7 +75,7 @@ def pod_name(path: Path, template: str) -> str:
 
 def _short(path: Path) -> str:
     """The name under which a node with this path is listed."""
-    if len(path) > 1 and is_try(path):
+    if is_try(path):
         return _short(path[:-1]) + path[-1]
     return path[-1].removeprefix(".")
 

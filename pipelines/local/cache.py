@@ -43,12 +43,8 @@ class StepCache:
     """Finished steps of a run, by what they were given.
 
     An entry is a copy of the file in which a step lists its outputs for kfp; the outputs stay where they are. A reused
-    step gets that file, and is done.
-
-    Args:
-        folder: where it is.
-        reused: is told the name of a step whose outputs are given out.
-        damaged: is told the name of a step whose output has changed, and of the output.
+    step gets that file, and is done. `reused` is told the name of such a step, `damaged` the names of one that runs
+    again and of its output that has changed.
     """
 
     def __init__(self, folder: Path, reused: Callable[[str], None], damaged: Callable[[str, str], None]) -> None:
@@ -82,7 +78,7 @@ class StepCache:
             outputs = _output_paths(step.output_file)
             digests = {name: digest_of(path) for name, path in outputs.items()}
             entry = self._entry(step)
-            write_json(_digest_file(entry), {ENTRY: sha256_file(step.output_file), **digests})
+            write_json(entry.with_suffix(".sha256"), {ENTRY: sha256_file(step.output_file), **digests})
             write_bytes(entry, read_bytes(step.output_file))  # last: without it there is nothing to reuse
         except (CscError, OSError) as error:
             logging.warning(f"{step.name} is not in the cache: {error}")
@@ -110,11 +106,7 @@ class StepCache:
 
 
 def cached_steps(spec: Any) -> set[str]:
-    """The steps of a compiled pipeline whose outputs may be used again, by the names that kfp.local gives them.
-
-    Args:
-        spec: a `PipelineSpec`.
-    """
+    """The steps of a `PipelineSpec` whose outputs may be used again, by the names that kfp.local gives them."""
     graphs = [spec.root.dag, *(component.dag for component in spec.components.values())]
     tasks = [task for graph in graphs for task in graph.tasks.values()]
     return {task.component_ref.name.removeprefix("comp-") for task in tasks if task.caching_options.enable_cache}
@@ -130,13 +122,9 @@ def _output_paths(listed: Path) -> dict[str, Path]:
     return {name: Path(found[0]["uri"]) for name, found in _artifacts(read_json(listed)).items()}
 
 
-def _digest_file(entry: Path) -> Path:
-    return entry.with_suffix(".sha256")
-
-
 def _read_digests(entry: Path) -> dict[str, str]:
     try:
-        content = read_json(_digest_file(entry))
+        content = read_json(entry.with_suffix(".sha256"))
     except CscError:
         return {}
     return content if isinstance(content, dict) else {}

@@ -9,7 +9,7 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -45,22 +45,20 @@ def containers_for(package: Path, arguments: Mapping[str, str], workdir: Path) -
 
     kfp has a way of its own, which lets the engine remove a container that has ended: one that is gone before its exit
     code is read counts as a success, and one whose run is interrupted works on.
-
-    Args:
-        package: the compiled pipeline, which names the images; no other process runs it now.
-        arguments: run-time arguments of the pipeline, which name data and weights.
-        workdir: folder of runs and results.
     """
+    from docker.types import Mount
+
     with _engine() as client:
         images = sorted(_images(package))
         for image in images:
             _make_available(client, image)
         _remove_leftovers(client, workdir, package.stem)
         environment = _environment(workdir)
+        visible = [Mount(str(path), str(path), type="bind") for path in _visible(workdir, arguments, environment)]
         options = {
             **_options(client),
             "user": _user(client, images[0], workdir),
-            "mounts": _mounts(_visible(workdir, arguments, environment)),
+            "mounts": [Mount("/tmp", None, type="volume"), *visible],  # the first on disk, and gone with the container
             "network_mode": "host" if _names_this_machine(environment) else None,
             "labels": {_WORKDIR_LABEL: str(workdir), _RUN_LABEL: package.stem},
         }
@@ -172,13 +170,6 @@ def _visible(workdir: Path, arguments: Mapping[str, str], environment: Mapping[s
     there = {Path(name).absolute() for name in named if name and (Path(name).is_file() or Path(name).is_dir())}
     wanted = {workdir, *there}
     return sorted(path for path in wanted if wanted.isdisjoint(path.parents))
-
-
-def _mounts(paths: Iterable[Path]) -> list[Any]:
-    from docker.types import Mount
-
-    temporary = Mount("/tmp", None, type="volume")  # on disk, and gone with the container
-    return [temporary, *(Mount(str(path), str(path), type="bind") for path in paths)]
 
 
 def _options(client: "DockerClient") -> dict[str, Any]:

@@ -36,10 +36,8 @@ def _task_and_step(title: str) -> tuple[int, str]:
 class Forecast:
     """How long the rest of a scenario will take, judged by the steps so far.
 
-    A step is expected to take as long for each new class of its task as the same step of other tasks did.
-
-    Args:
-        sizes: the number of new classes of each task.
+    A step is expected to take as long for each new class of its task as the same step of other tasks did; `sizes` are
+    the numbers of new classes of the tasks.
     """
 
     def __init__(self, sizes: Mapping[int, int]) -> None:
@@ -56,10 +54,7 @@ class Forecast:
     def left(self, title: str, elapsed: float, left: float | None) -> tuple[float, float] | None:
         """Seconds until the task and the scenario are done; None as long as nothing can be said.
 
-        Args:
-            title: of the present step.
-            elapsed: seconds since it began.
-            left: seconds until it is done, if it knows.
+        The present step of this title began `elapsed` seconds ago and, if it knows, is done after those `left`.
         """
         task, step = _task_and_step(title)
         size = self.sizes.get(task, 1)
@@ -82,13 +77,7 @@ class Forecast:
 
 
 class LiveDisplay(Display):
-    """Lines for what is finished, and below them what is going on, drawn again several times a second.
-
-    Args:
-        out: a terminal.
-        sizes: the number of new classes of each task.
-        console: to draw on instead.
-    """
+    """Lines for what is finished, and below them what is going on, drawn again several times a second."""
 
     reports = True
 

@@ -34,13 +34,8 @@ def make_writable(workdir: Path) -> None:
 def locked(workdir: Path, name: str, run: Mapping[str, str]) -> Iterator[Path]:
     """Refuse a run that another process is at; give a folder for temporary files. Other runs share the work folder.
 
-    The lock's file holds what the run is for as long as it goes on. A file with content that nobody has locked is that
-    of a killed run.
-
-    Args:
-        workdir: folder of runs and results.
-        name: of the run.
-        run: its `scenario`, `data` and `config`, and `extended` if it extends a model.
+    The lock's file holds what the run is for as long as it goes on: its `scenario`, `data` and `config`, and `extended`
+    if it extends a model. A file with content that nobody has locked is that of a killed run.
     """
     make_writable(workdir)
     if len(os.fsencode(root := tempfile.gettempdir())) > LONGEST_TEMPORARY:

@@ -18,11 +18,8 @@ _OUR_ERROR = re.compile(r"csc\.(?:\w+\.)+[A-Z]\w*: (?P<message>.*)")  # how a tr
 def step_titles(spec: Any) -> dict[str, str]:
     """The title of every step of a compiled pipeline by the name that kfp.local gives it, in the order of the tasks.
 
-    kfp.local names a step after its component: `train-3` may be that of any task. Whose it is, the pipeline says: each
-    task is a sub-pipeline with its number as an argument.
-
-    Args:
-        spec: a `PipelineSpec`.
+    kfp.local names a step after its component: `train-3` may be that of any task. Whose it is, the `PipelineSpec` says:
+    each task is a sub-pipeline with its number as an argument.
     """
     titles: dict[str, tuple[int, str]] = {}
     for name, task in spec.root.dag.tasks.items():

@@ -58,14 +58,9 @@ def run_compiled(
 ) -> LocalRun:
     """Execute a compiled pipeline file; finished steps of earlier tries are reused.
 
-    Args:
-        package: YAML made by `compile_pipeline`, named after the run; outputs, cache and logs have the same name.
-        arguments: run-time arguments of the pipeline.
-        workdir: folder of outputs, cache and logs.
-        display: shows what happens; plain lines if none is given.
-        runner: whether a step is a fork of a process that has imported everything, a fresh process in this
-            environment, or one in a container of its image.
-        variables: of the environment of all steps.
+    Outputs, cache and logs are in the work folder below the name of the file. What happens is told in plain lines if no
+    display is given. A step is a fork of a process that has imported everything, a fresh process in this environment,
+    or one in a container of its image; it gets the `variables` on top of its environment.
     """
     name = package.stem
     os.environ.setdefault("PYTHONUNBUFFERED", "1")  # the steps inherit it, and their lines come as they are printed
