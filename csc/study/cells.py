@@ -98,10 +98,7 @@ class Cell:
 def _same_weights(wanted: str, used: str, recorded: str) -> bool:
     """Whether a run began with the weights that a cell wants, in whatever folder their file was.
 
-    Args:
-        wanted: the cell's setting `init`.
-        used: that of the run.
-        recorded: where the run says its weights came from: the file's name and the beginning of its digest.
+    `wanted` and `used` are the settings `init`; `recorded` has the file's name and the beginning of its digest.
     """
     file = re.match(r"file (.+), sha256 ([0-9a-f]+)", recorded)
     if file is None or wanted in ("hub", "scratch"):
@@ -110,9 +107,7 @@ def _same_weights(wanted: str, used: str, recorded: str) -> bool:
     return file[1] == path.name and (not path.is_file() or _digest(path).startswith(file[2]))
 
 
-@functools.cache
-def _digest(path: Path) -> str:
-    return sha256_file(path)
+_digest = functools.cache(sha256_file)
 
 
 def cells(study: Study, sources: Mapping[str, DataSource]) -> list[Cell]:
@@ -189,7 +184,7 @@ class Result:
 def results(
     asked: Iterable[Cell],
     *,
-    failed: Mapping[str, str] | None = None,
+    failed: Mapping[str, str] = {},
     tried: Container[str] = (),
     any_code: bool = False,
 ) -> list[Result]:
@@ -201,9 +196,8 @@ def results(
         tried: names of cells that were run; one that is still not finished has failed.
         any_code: runs of other versions of the code will do where there is none of this one.
     """
-    asked = list(asked)
-    known = {name: finished_runs(name) for name in dict.fromkeys(cell.scenario.name for cell in asked)}
-    return [_result(cell, known[cell.scenario.name], failed or {}, tried, any_code) for cell in asked]
+    runs_of = functools.cache(finished_runs)
+    return [_result(cell, runs_of(cell.scenario.name), failed, tried, any_code) for cell in asked]
 
 
 def _result(

@@ -3,7 +3,7 @@
 import functools
 import hashlib
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +15,7 @@ from csc.study.intervals import Draws, Interval, difference, resampled_map
 from csc.study.outcome import Entry, Outcome
 from csc.tracking.files import SCORES, fetch_files
 
-__all__ = ["Claim", "Resampled", "claims", "compared", "explanation", "interval_text", "resampled", "signed", "tally"]
+__all__ = ["Claim", "Resampled", "claims", "compared", "explanation", "interval_cells", "resampled", "signed", "tally"]
 
 _RESAMPLED = "last_mAP"  # the column that is computed again on resampled images
 
@@ -48,18 +48,15 @@ class Resampled:
 
 def claims(outcome: Outcome) -> list[Claim]:
     """What the study's order claims of rows that stand next to each other in it, as far as both are finished."""
-    return list(_claims(outcome))
-
-
-def _claims(outcome: Outcome) -> Iterator[Claim]:
-    study, column = outcome.study, outcome.study.columns[0]
+    study, column, found = outcome.study, outcome.study.columns[0], []
     for scenario in study.scenarios:
         entries = {entry.row.name: entry for entry in outcome.table(scenario) if entry.number(column)}
         ranked = [[name for name in chain if study.row_named(name).name in entries] for chain in study.order]
         for higher, lower in dict.fromkeys(pair for chain in ranked for pair in pairwise(chain)):
             first, second = (entries[study.row_named(name).name] for name in (higher, lower))
             if interval := _interval(first, second, column):
-                yield Claim(scenario, higher, lower, interval, _paper(first, second, column))
+                found.append(Claim(scenario, higher, lower, interval, _paper(first, second, column)))
+    return found
 
 
 def _interval(first: Entry, second: Entry, column: str) -> Interval | None:
@@ -114,10 +111,11 @@ def signed(column: str, value: float) -> str:
     return ("" if float(size) == 0 else "−" if value < 0 else "+") + size
 
 
-def interval_text(column: str, interval: Interval) -> str:
-    """From where to where a difference may lie."""
-    ends = [end for end in (interval.low, interval.high) if end is not None]
-    return " to ".join(signed(column, end) for end in ends) or "–"
+def interval_cells(column: str, interval: Interval) -> list[str]:
+    """A difference, from where to where it may lie, and how many seeds and images say so."""
+    ends = [signed(column, end) for end in (interval.low, interval.high) if end is not None]
+    images = f"{interval.images:,}" if interval.images else "–"
+    return [signed(column, interval.mean), " to ".join(ends) or "–", str(interval.seeds), images]
 
 
 def tally(found: Sequence[Claim]) -> dict[str, str]:

@@ -16,7 +16,7 @@ from csc.report.calibration import calibration
 from csc.report.columns import COMPARED, ECE_OLD_NEW, format_number, titles
 from csc.report.layout import figure, html_page
 from csc.report.svg import escape
-from csc.study.claims import compared, interval_text, resampled, signed
+from csc.study.claims import compared, interval_cells, resampled
 from csc.study.figure import draw_intervals
 from csc.study.intervals import Interval
 from csc.study.outcome import Number
@@ -145,16 +145,8 @@ def _difference(group: Group, first: Group) -> list[str]:
     found = _paired(group, first)
     if found is None:
         return [group.name, "–", "–", "–", "–", "not comparable"]
-    images = f"{found.images:,}" if found.images else "–"
     verdict = {"above": "higher", "below": "lower"}.get(found.verdict, found.verdict)
-    return [
-        group.name,
-        signed("last_mAP", found.mean),
-        interval_text("last_mAP", found),
-        str(found.seeds),
-        images,
-        verdict,
-    ]
+    return [group.name, *interval_cells("last_mAP", found), verdict]
 
 
 def _remarks(groups: list[Group]) -> list[str]:

@@ -28,14 +28,13 @@ def log_outcome(outcome: Outcome) -> None:
 def write_files(outcome: Outcome, folder: Path) -> list[Path]:
     """Write the tables as text, Markdown, LaTeX, CSV and HTML, each named after the study; return the files."""
     forms = {
-        "txt": lambda outcome: text(outcome) + "\n",
-        "md": markdown,
-        "tex": latex,
-        "csv": csv_lines,
-        "html": render,
+        "txt": f"{text(outcome)}\n",
+        "md": markdown(outcome),
+        "tex": latex(outcome),
+        "csv": csv_lines(outcome),
+        "html": render(outcome),
     }
-    written = []
-    for ending, form in forms.items():
-        written.append(folder / f"{outcome.study.name}.{ending}")
-        write_bytes(written[-1], form(outcome).encode())
-    return written
+    files = {folder / f"{outcome.study.name}.{ending}": content for ending, content in forms.items()}
+    for path, content in files.items():
+        write_bytes(path, content.encode())
+    return list(files)

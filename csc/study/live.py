@@ -25,12 +25,7 @@ class RunningCell(NamedTuple):
 
 @contextlib.contextmanager
 def live_view(at_work: Callable[[], list[RunningCell]], finished: Sequence[Result]) -> Iterator[Callable[[str], None]]:
-    """Show the study until the end of the context; yields the function that prints a line.
-
-    Args:
-        at_work: the cells that are running now.
-        finished: results so far; the list grows.
-    """
+    """Show the cells at work, and the results so far, until the end of the context; yields what prints a line."""
     if not sys.stdout.isatty():
         yield lambda line: print(line, flush=True)
         return

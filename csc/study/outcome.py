@@ -104,15 +104,11 @@ class Outcome:
     def table(self, scenario: str) -> list[Entry]:
         """The rows of a scenario's table, those without any number included."""
         here = [result for result in self.results if result.cell.scenario.name == scenario]
-        return [
-            Entry(
-                row,
-                scenario,
-                tuple(result for result in here if result.cell.row.name == row.name),
-                self.reference(row, scenario),
-            )
-            for row in self.study.rows
-        ]
+        entries = []
+        for row in self.study.rows:
+            found = tuple(result for result in here if result.cell.row.name == row.name)
+            entries.append(Entry(row, scenario, found, self.reference(row, scenario)))
+        return entries
 
     def compared(self, scenario: str) -> set[str]:
         """The columns for which the paper has a number in this table."""
@@ -157,11 +153,7 @@ class Outcome:
         words += [] if len(seeds) == len(self.study.seeds) else [f"seed {', '.join(seeds)}"]
         return ", ".join(words)
 
-    def settings_remarks(self) -> list[str]:
-        """Settings that a reader would take for others: thresholds that rows do not share, a preset of other data."""
-        return [*self._thresholds(), *self._presets()]
-
-    def _thresholds(self) -> Iterator[str]:
+    def thresholds(self) -> Iterator[str]:
         """The rows of each threshold, where those of a scenario differ and a column depends on it."""
         shown = [title for name, title in TITLES.items() if name in self.study.columns and name in AT_THRESHOLD]
         lines: dict[str, list[str]] = {}
@@ -177,7 +169,8 @@ class Outcome:
             where = "" if len(scenarios) == len(self.study.scenarios) else f" on {', '.join(scenarios)}"
             yield f"the threshold of {', '.join(shown)} differs{where}: {message}"
 
-    def _presets(self) -> Iterator[str]:
+    def presets(self) -> Iterator[str]:
+        """The data sets whose settings are those of another one."""
         for dataset in dict.fromkeys(result.cell.scenario.dataset for result in self.results):
             if (preset := preset_for(dataset)) != dataset:
                 yield f"data set '{dataset}' has no preset of its own: settings are those of '{preset}'"

@@ -10,7 +10,7 @@ from typing import Any
 from csc.report.columns import CALIBRATION, TITLES, titles
 from csc.report.table import aligned, escape_markdown, markdown_rows, width_of
 from csc.report.text import printable
-from csc.study.claims import Claim, claims, explanation, interval_text, signed
+from csc.study.claims import Claim, claims, explanation, interval_cells, signed
 from csc.study.outcome import Entry, Outcome
 from csc.study.spec import Row
 
@@ -107,11 +107,10 @@ def _claims(found: Sequence[Claim], column: str) -> Table:
     head = ["", "scenario", "difference", "95 % interval", "seeds", "images", *(["paper"] if paper else []), "verdict"]
     rows = []
     for claim in found:
-        sure = claim.interval
-        cells = [f"{printable(claim.higher)} > {printable(claim.lower)}", claim.scenario, signed(column, sure.mean)]
-        cells += [interval_text(column, sure), str(sure.seeds), f"{sure.images:,}" if sure.images else "–"]
-        cells += [*([signed(column, claim.paper) if claim.paper is not None else "–"] if paper else []), claim.verdict]
-        rows.append(cells)
+        cells = [f"{printable(claim.higher)} > {printable(claim.lower)}", claim.scenario]
+        cells += interval_cells(column, claim.interval)
+        cells += [signed(column, claim.paper) if claim.paper is not None else "–"] if paper else []
+        rows.append([*cells, claim.verdict])
     splits = [False, *(above.scenario != claim.scenario for above, claim in pairwise(found))]
     note = "First minus second, paired over seeds and over resampled test images."
     return Table(f"claims by {TITLES[column]}", note, head, rows, 2, splits)
@@ -132,28 +131,23 @@ def _paper(entry: Entry, column: str) -> list[str]:
         return ["–", ""]
     printed = f"{value:.1f}" if round(value, 1) == value and column != "H" else f"{value:.2f}"
     star = "*" if entry.reference.note else ""
-    if difference is None:
-        return [printed + star, ""]
-    return [printed + star, signed(column, difference)]
+    return [printed + star, "" if difference is None else signed(column, difference)]
 
 
 def remarks(outcome: Outcome) -> list[str]:
     """The lines below the tables."""
     several = len(outcome.study.seeds) > 1
+    calibrated = any(_calibration(outcome, scenario, "") for scenario in outcome.study.scenarios)
     return [
         *(["± is the sample standard deviation over seeds; n is given where seeds are missing"] if several else []),
         *(f"* {note}" for note in outcome.notes()),
-        *_calibration_remark(outcome),
-        *outcome.settings_remarks(),
+        *([f"calibration: {_CALIBRATION_NOTE}"] if calibrated else []),
+        *outcome.thresholds(),
+        *outcome.presets(),
         *outcome.gaps(),
         *explanation(claims(outcome), outcome.study.columns[0]),
         *outcome.facts(),
     ]
-
-
-def _calibration_remark(outcome: Outcome) -> list[str]:
-    shown = any(_calibration(outcome, scenario, "") for scenario in outcome.study.scenarios)
-    return [f"calibration: {_CALIBRATION_NOTE}"] if shown else []
 
 
 def text(outcome: Outcome) -> str:

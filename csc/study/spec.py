@@ -94,11 +94,7 @@ class Study(msgspec.Struct, frozen=True):
     ) -> "Study":
         """The part of the study that the command line asks for.
 
-        Args:
-            scenarios: instead of the study's own; any will do.
-            wanted: methods or labels whose rows are kept.
-            seeds: instead of the study's own.
-            overrides: settings that win over all others.
+        Rows are kept whose method or label is `wanted`; any scenarios will do, the study's own or others.
         """
         _check_choice({"--scenarios": scenarios, "--methods": wanted, "--seeds": seeds}, overrides or {})
         rows = [row for row in self.rows if wanted is None or row.method in wanted or row.label in wanted]
