@@ -70,10 +70,10 @@ class NodeCache:
         if not re.fullmatch("[0-9a-f]{64}", key):
             raise BadData(f"{uri}: '{key}' is not a SHA-256 in hex; {remedy}")
         entry = self.root / key
-        with contextlib.ExitStack() as until_it_is_open:
+        with contextlib.ExitStack() as entry_lock:
             if not _is_complete(entry, size):
                 with writable(self.root):
-                    until_it_is_open.enter_context(self._locked(key))
+                    entry_lock.enter_context(self._locked(key))
                     if not _is_complete(entry, size):  # else another process has fetched it while this one waited
                         copy = self._reserve(key, size)
                         self._download(uri, copy, size, remedy, verify=verify)

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from csc.data.dataset import Dataset
-from csc.data.ingest.images import Encoded, Listed, SourceImages
+from csc.data.ingest.images import Encoded, ImageRecord, SourceImages
 from csc.data.ingest.source import Source
 from csc.data.ingest.writer import WriteOptions, write_dataset
 from csc.data.shards import ImageShards
@@ -230,7 +230,7 @@ def test_a_source_that_only_reads_never_lists_the_whole_prefix(bucket: str, monk
 
 
 def test_what_grows_below_a_source_is_no_part_of_its_state(bucket: str, tmp_path: Path):
-    rows = [Listed("a", "train", (), (), "a.jpeg")]
+    rows = [ImageRecord("a", "train", (), (), "a.jpeg")]
 
     def state() -> str:
         with Source(f"{bucket}/raw") as files:
@@ -290,7 +290,7 @@ def test_raw_data_in_a_bucket_makes_the_same_data_set(bucket: str, tmp_path: Pat
 def animals(bucket: str, tmp_path: Path) -> tuple[Dataset, Dataset]:
     """A data set of four shards: the folder and its copy in a bucket."""
     listing = [
-        Listed(f"{number}", "train" if number < 6 else "test", (CLASSES[number % 3],), (), f"{number}")
+        ImageRecord(f"{number}", "train" if number < 6 else "test", (CLASSES[number % 3],), (), f"{number}")
         for number in range(8)
     ]
     here = write_dataset(

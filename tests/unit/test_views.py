@@ -20,7 +20,7 @@ from csc.config import methods, resolve
 from csc.data import views as partial
 from csc.data.dataset import Dataset
 from csc.data.ingest.digits import ingest_digits
-from csc.data.ingest.images import Encoded, Listed
+from csc.data.ingest.images import Encoded, ImageRecord
 from csc.data.ingest.writer import WriteOptions, write_dataset
 from csc.data.published import benchmark_note
 from csc.data.shards import ImageShards
@@ -51,8 +51,8 @@ class Truth:
     labels: frozenset[str]
     difficult: frozenset[str] = frozenset()
 
-    def listed(self) -> Listed:
-        return Listed(self.image_id, self.split, tuple(self.labels), tuple(self.difficult), "")
+    def listed(self) -> ImageRecord:
+        return ImageRecord(self.image_id, self.split, tuple(self.labels), tuple(self.difficult), "")
 
 
 def named(count: int) -> list[str]:

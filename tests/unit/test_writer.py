@@ -25,9 +25,9 @@ import csc.data.ingest.shard_writer
 import csc.data.ingest.workers
 from csc.data.dataset import Dataset, card_digest
 from csc.data.ingest.coco import ingest_coco
-from csc.data.ingest.images import Encoded, Listed, SourceImages
+from csc.data.ingest.images import Encoded, ImageRecord, SourceImages
 from csc.data.ingest.output import Output
-from csc.data.ingest.shard_writer import Part
+from csc.data.ingest.shard_writer import ShardPlan
 from csc.data.ingest.source import Source
 from csc.data.ingest.writer import WriteOptions, write_dataset
 from csc.data.shards import ImageShards
@@ -40,13 +40,15 @@ pytest_plugins = ["tests.s3"]
 CLASSES = ("bird", "cat", "dog")
 SOURCE = {"kind": "test"}
 VALID = (
-    Listed("a", "train", ("dog", "bird"), (), ""),
-    Listed("b", "train", ("cat",), ("dog",), ""),
-    Listed("c", "train", (), (), ""),
-    Listed("d", "test", ("cat",), (), ""),
-    Listed("e", "test", (), ("bird",), ""),
+    ImageRecord("a", "train", ("dog", "bird"), (), ""),
+    ImageRecord("b", "train", ("cat",), ("dog",), ""),
+    ImageRecord("c", "train", (), (), ""),
+    ImageRecord("d", "test", ("cat",), (), ""),
+    ImageRecord("e", "test", (), ("bird",), ""),
 )
-LONG = tuple(Listed(f"{row:02d}", "train" if row < 9 else "test", (CLASSES[row % 3],), (), "") for row in range(12))
+LONG = tuple(
+    ImageRecord(f"{row:02d}", "train" if row < 9 else "test", (CLASSES[row % 3],), (), "") for row in range(12)
+)
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Pictures:
     fails: dict[str, Exception | None] = field(default_factory=dict)  # by image id; None kills the first process
     jpegs: dict[str, bytes] = field(default_factory=dict)
 
-    def __call__(self, rows: Sequence[Listed]) -> Iterator[Encoded]:
+    def __call__(self, rows: Sequence[ImageRecord]) -> Iterator[Encoded]:
         for row in rows:
             if row.image_id in self.fails:
                 error = self.fails[row.image_id]
@@ -78,22 +80,22 @@ class Pictures:
 PICTURES = Pictures()
 
 
-def jpeg_of(row: Listed) -> bytes:
+def jpeg_of(row: ImageRecord) -> bytes:
     return picture(sum(row.image_id.encode()), 8, 8)
 
 
 def write(
-    out: Path | str, listing: Iterable[Listed] = VALID, images: Callable[..., Any] = PICTURES, **options: Any
+    out: Path | str, listing: Iterable[ImageRecord] = VALID, images: Callable[..., Any] = PICTURES, **options: Any
 ) -> Dataset:
     arguments: dict[str, Any] = {"name": "animals", "classes": CLASSES, "source": SOURCE} | options
     return write_dataset(out, listing=listing, images=images, **arguments)
 
 
-def state_of(name: str) -> Callable[[Sequence[Listed]], str]:
+def state_of(name: str) -> Callable[[Sequence[ImageRecord]], str]:
     return lambda rows: name
 
 
-def replaced(index: int, **values: Any) -> list[Listed]:
+def replaced(index: int, **values: Any) -> list[ImageRecord]:
     listing = list(VALID)
     listing[index] = listing[index]._replace(**values)
     return listing
@@ -174,15 +176,15 @@ def test_a_label_given_twice_counts_once_and_hides_the_difficult_one(tmp_path: P
     assert (first["labels"], first["difficult"]) == (["bird", "dog"], ["cat"])
 
 
-def stolen() -> Iterator[Listed]:
+def stolen() -> Iterator[ImageRecord]:
     yield from VALID[:3]
     raise BadData("image d: cannot be read")
 
 
 # What is handed over, and the words that the answer must have.
-BAD: dict[str, tuple[Callable[[], Iterable[Listed]], tuple[str, ...]]] = {
+BAD: dict[str, tuple[Callable[[], Iterable[ImageRecord]], tuple[str, ...]]] = {
     "id twice": (lambda: [VALID[0], VALID[0], *VALID[1:]], ("image a", "twice")),
-    "id in both splits": (lambda: [*VALID, Listed("a", "test", ("cat",), (), "")], ("image a", "twice")),
+    "id in both splits": (lambda: [*VALID, ImageRecord("a", "test", ("cat",), (), "")], ("image a", "twice")),
     "unknown class": (lambda: replaced(1, labels=("cat", "yak")), ("image b", "'yak'", "bird, cat, dog")),
     "unknown difficult": (lambda: replaced(4, difficult=("yak",)), ("image e", "'yak'", "bird, cat, dog")),
     "class of no image": (lambda: [*VALID[:1], *VALID[2:]], ("'cat'", "no training image")),
@@ -198,7 +200,7 @@ BAD: dict[str, tuple[Callable[[], Iterable[Listed]], tuple[str, ...]]] = {
 @pytest.mark.parametrize(("listing", "words"), BAD.values(), ids=BAD)
 @pytest.mark.parametrize("there", [False, True], ids=["new", "existing"])
 def test_bad_listings_are_refused_before_an_image_is_read(
-    listing: Callable[[], Iterable[Listed]], words: Sequence[str], there: bool, tmp_path: Path
+    listing: Callable[[], Iterable[ImageRecord]], words: Sequence[str], there: bool, tmp_path: Path
 ):
     if there:
         write(tmp_path / "folder" / "set")
@@ -364,7 +366,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "difficult removed": {"listing": replaced(4, difficult=())},
     "id": {"listing": replaced(4, image_id="f")},
     "split": {"listing": replaced(2, split="test")},
-    "image added": {"listing": [*VALID, Listed("f", "test", ("cat",), (), "")]},
+    "image added": {"listing": [*VALID, ImageRecord("f", "test", ("cat",), (), "")]},
     "image removed": {"listing": VALID[:4]},
     "class renamed": {
         "classes": ("bird", "cat", "wolf"),
@@ -492,7 +494,7 @@ SAME_IMAGES: dict[str, dict[str, Any]] = {
     "labels": {"listing": [row._replace(labels=CLASSES) for row in LONG]},
     "record of the source": {"source": {"kind": "other"}},
     "name": {"name": "beasts"},
-    "further images": {"listing": [*LONG, Listed("99", "test", (), (), "")]},
+    "further images": {"listing": [*LONG, ImageRecord("99", "test", (), (), "")]},
 }
 
 
@@ -572,7 +574,7 @@ def test_an_image_that_changes_between_two_tries_is_read_again(tmp_path: Path, m
 def test_a_full_disk_keeps_what_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     write_shard = csc.data.ingest.output.write_shard
 
-    def full(path: Path, rows: Sequence[Listed], images: Any) -> Any:
+    def full(path: Path, rows: Sequence[ImageRecord], images: Any) -> Any:
         if rows[0].image_id == "06":
             raise OSError(28, "No space left on device")
         return write_shard(path, rows, images)
@@ -594,7 +596,7 @@ def test_a_lost_worker_is_reported_in_one_line_and_what_is_finished_is_kept(
     assert {path.name for path in (tmp_path / "set" / "partial").glob("*.json")} == {"00000.json", "00001.json"}
 
 
-def lost_work(work: Any, part: Part) -> None:
+def lost_work(work: Any, part: ShardPlan) -> None:
     os._exit(1)
 
 
@@ -609,9 +611,9 @@ def test_several_who_make_the_same_data_set_at_once_all_get_it(tmp_path: Path):
 
 def test_memory_holds_one_batch_of_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(csc.data.ingest.shard_writer, "BATCH_BYTES", 4 << 20)
-    listing = [Listed(f"{row:02d}", "train" if row < 32 else "test", CLASSES, (), "") for row in range(64)]
+    listing = [ImageRecord(f"{row:02d}", "train" if row < 32 else "test", CLASSES, (), "") for row in range(64)]
 
-    def large(rows: Sequence[Listed]) -> Iterator[Encoded]:
+    def large(rows: Sequence[ImageRecord]) -> Iterator[Encoded]:
         yield from (Encoded(bytes(1 << 20), 8, 8) for _ in rows)
 
     tracemalloc.start()
@@ -744,7 +746,7 @@ def test_a_source_in_a_bucket_that_was_replaced_is_another_state(kind: str, buck
         else:
             upload(zipped(tmp_path / "raw", tmp_path / kind), f"{bucket}/{kind}")
         with Source(f"{bucket}/{kind}") as source:
-            return SourceImages(source).state([Listed("a", "train", (), (), "a.jpeg")])
+            return SourceImages(source).state([ImageRecord("a", "train", (), (), "a.jpeg")])
 
     first = state(b"of the same size")
     assert state(b"of the same SIZE") != first
@@ -789,7 +791,7 @@ class Interrupted:
     at: str
     event: Callable[[], object]
 
-    def __call__(self, rows: Sequence[Listed]) -> Iterator[Encoded]:
+    def __call__(self, rows: Sequence[ImageRecord]) -> Iterator[Encoded]:
         for row in rows:
             if row.image_id == self.at:
                 self.event()

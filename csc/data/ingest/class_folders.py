@@ -10,9 +10,9 @@ import os
 from pathlib import PurePosixPath
 
 from csc.data.dataset import Dataset
-from csc.data.ingest.images import SPLIT_BY_NAME, TEST_FOLDERS, Listed, split_by_name
+from csc.data.ingest.images import SPLIT_BY_NAME, TEST_FOLDERS, ImageRecord, split_by_name
 from csc.data.ingest.source import Source
-from csc.data.ingest.writer import DEFAULTS, Annotated, WriteOptions, write_source
+from csc.data.ingest.writer import DEFAULTS, SourceListing, WriteOptions, write_source
 from csc.errors import BadData
 
 __all__ = ["ingest_folder"]
@@ -45,7 +45,7 @@ def ingest_folder(
             raise BadData(
                 f"{files.path}: no images in class folders; expected <class>/<image>.jpg{files.still_packed()}"
             )
-        return write_source(out, name, files, Annotated(classes, listing, record), options)
+        return write_source(out, name, files, SourceListing(classes, listing, record), options)
 
 
 def _root(files: Source) -> PurePosixPath:
@@ -61,10 +61,10 @@ def _images(files: Source, folder: PurePosixPath) -> list[str]:
     return sorted(name for name in names if name.lower().endswith(_IMAGES))
 
 
-def _listing(files: Source, folder: PurePosixPath, split: str) -> list[Listed]:
+def _listing(files: Source, folder: PurePosixPath, split: str) -> list[ImageRecord]:
     listing = []
     for label in sorted(files.folders(folder)):
         for name in _images(files, folder / label):
             file = str(folder / label / name)
-            listing.append(Listed(file, split or split_by_name(f"{label}/{name}"), (label,), (), file))
+            listing.append(ImageRecord(file, split or split_by_name(f"{label}/{name}"), (label,), (), file))
     return listing

@@ -15,7 +15,7 @@ from csc.data.dataset import Dataset
 from csc.data.ingest.coco_annotations import AnnotationFile, Annotations, read_annotations
 from csc.data.ingest.images import SPLIT_BY_NAME, TEST_FOLDERS
 from csc.data.ingest.source import Source
-from csc.data.ingest.writer import DEFAULTS, Annotated, WriteOptions, write_source
+from csc.data.ingest.writer import DEFAULTS, SourceListing, WriteOptions, write_source
 from csc.errors import BadData
 
 __all__ = ["COCO_CLASSES", "annotation_files", "coco2014_files", "ingest_coco", "ingest_coco2014"]
@@ -55,7 +55,7 @@ def ingest_coco2014(
         read = [read_annotations(files, item) for item in coco2014_files(files)]
         for item in read:
             _check_same(item, COCO_CLASSES, files, "the 80 of COCO 2014", "use 'csc ingest coco' for another set")
-        return write_source(out, "coco", files, _annotated(read, "coco2014"), options)
+        return write_source(out, "coco", files, _source_listing(read, "coco2014"), options)
 
 
 def coco2014_files(files: Source) -> list[AnnotationFile]:
@@ -86,14 +86,14 @@ def ingest_coco(
         first, *others = read = [read_annotations(files, item) for item in found]
         for item in others:
             _check_same(item, first.categories, files, f"those of {first.file}", "give both files the same names")
-        annotated = _annotated(read, "coco")
+        combined = _source_listing(read, "coco")
         if left_out:
-            annotated.record["left_out"] = left_out
+            combined.record["left_out"] = left_out
         if found[0].split is None:
-            annotated.record["split"] = SPLIT_BY_NAME
+            combined.record["split"] = SPLIT_BY_NAME
         groups = frozenset.intersection(*(item.groups for item in read))
         classes = [category for category in first.categories if category not in groups]
-        return write_source(out, name, files, replace(annotated, classes=classes), options)
+        return write_source(out, name, files, replace(combined, classes=classes), options)
 
 
 def annotation_files(files: Source) -> tuple[list[AnnotationFile], list[str]]:
@@ -172,10 +172,10 @@ def _check_same(item: Annotations, expected: Sequence[str], files: Source, whose
         raise BadData(f"{files.where(item.file)}: categories differ from {whose} ({'; '.join(sides)}); {advice}")
 
 
-def _annotated(read: Sequence[Annotations], kind: str) -> Annotated:
+def _source_listing(read: Sequence[Annotations], kind: str) -> SourceListing:
     names = [item.file.name for item in read]
     if len(set(names)) < len(names):  # in one folder for each split
         names = [f"{item.file.parent.name}/{item.file.name}" for item in read]
     record = {"kind": kind, "files": {name: item.sha256 for name, item in zip(names, read, strict=True)}}
     listing = [row for item in read for row in item.listing]
-    return Annotated(read[0].categories, listing, record, difficult_is_member=True)
+    return SourceListing(read[0].categories, listing, record, difficult_is_member=True)

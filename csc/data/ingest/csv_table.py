@@ -15,9 +15,9 @@ import os
 from pathlib import PurePosixPath
 
 from csc.data.dataset import SPLITS, Dataset
-from csc.data.ingest.images import SPLIT_BY_NAME, Listed, split_by_name
+from csc.data.ingest.images import SPLIT_BY_NAME, ImageRecord, split_by_name
 from csc.data.ingest.source import LONGEST_TABLE, Source
-from csc.data.ingest.writer import DEFAULTS, Annotated, WriteOptions, write_source
+from csc.data.ingest.writer import DEFAULTS, SourceListing, WriteOptions, write_source
 from csc.errors import BadData
 
 __all__ = ["ingest_csv"]
@@ -37,7 +37,7 @@ def ingest_csv(
         if len(_rows(content, "")[0]) == 2:
             record["split"] = SPLIT_BY_NAME
         classes = {label for row in listing for label in row.labels}
-        return write_source(out, name, files, Annotated(sorted(classes), listing, record), options)
+        return write_source(out, name, files, SourceListing(sorted(classes), listing, record), options)
 
 
 def _only_table(files: Source) -> PurePosixPath:
@@ -67,10 +67,10 @@ def _rows(content: bytes, where: str) -> list[list[str]]:
     return rows
 
 
-def _listing(files: Source, file: PurePosixPath, content: bytes) -> list[Listed]:
+def _listing(files: Source, file: PurePosixPath, content: bytes) -> list[ImageRecord]:
     where = files.where(file)
     header, *rows = _rows(content, where)
-    listing: dict[str, Listed] = {}
+    listing: dict[str, ImageRecord] = {}
     for number, row in enumerate(rows, start=2):
         if not any(row):
             continue
@@ -85,5 +85,5 @@ def _listing(files: Source, file: PurePosixPath, content: bytes) -> list[Listed]
             raise BadData(f"{where}, row {number}: split is {split[0]!r}; expected train or test")
         chosen = split[0] if split else split_by_name(image)
         names = tuple(label.strip() for label in labels.split(";") if label.strip())
-        listing[image] = Listed(image, chosen, names, (), str(file.parent / image))
+        listing[image] = ImageRecord(image, chosen, names, (), str(file.parent / image))
     return list(listing.values())

@@ -18,8 +18,8 @@ from csc.storage import absolute
 __all__ = [
     "BrokenImage",
     "Encoded",
+    "ImageRecord",
     "Images",
-    "Listed",
     "SourceImages",
     "checked_jpeg",
     "read_ahead",
@@ -43,7 +43,7 @@ class BrokenImage(BadData):
     """An image file that can be read but not decoded."""
 
 
-class Listed(NamedTuple):
+class ImageRecord(NamedTuple):
     """One image as a reader lists it, without its bytes.
 
     Attributes:
@@ -79,7 +79,7 @@ def split_by_name(name: str) -> str:
     return "test" if number % TEST_EVERY == 0 else "train"
 
 
-Images = Callable[[Sequence[Listed]], Iterable[Encoded]]  # reads the images of some rows, one by one
+Images = Callable[[Sequence[ImageRecord]], Iterable[Encoded]]  # reads the images of some rows, one by one
 
 
 class SourceImages:
@@ -98,21 +98,21 @@ class SourceImages:
         """What the record of the source says of scaled images."""
         return {} if self.short_side is None else {"short_side": self.short_side, "jpeg_quality": JPEG_QUALITY}
 
-    def __call__(self, rows: Sequence[Listed]) -> Iterator[Encoded]:
+    def __call__(self, rows: Sequence[ImageRecord]) -> Iterator[Encoded]:
         """Read the images of some rows."""
         return read_ahead(self._image, rows, self.files)
 
-    def broken(self, rows: Sequence[Listed]) -> dict[str, str]:
+    def broken(self, rows: Sequence[ImageRecord]) -> dict[str, str]:
         """The ids of images that cannot be used, each with the reason."""
         reasons = read_ahead(self._why_broken, rows, self.files)
         return {row.image_id: reason for row, reason in zip(rows, reasons, strict=True) if reason}
 
-    def state(self, rows: Sequence[Listed]) -> str:
+    def state(self, rows: Sequence[ImageRecord]) -> str:
         """A hash that changes with the images of some rows, without reading them."""
         versions = [self.files.version(row.file) for row in rows]
         return hashlib.sha256(json.dumps([absolute(self.files.path), self.record, versions]).encode()).hexdigest()
 
-    def _image(self, row: Listed) -> Encoded:
+    def _image(self, row: ImageRecord) -> Encoded:
         try:
             content = self.files.read(row.file)
         except DamagedFile as error:
@@ -124,7 +124,7 @@ class SourceImages:
             return scaled_down(content, self.short_side)
         return image
 
-    def _why_broken(self, row: Listed) -> str:
+    def _why_broken(self, row: ImageRecord) -> str:
         try:
             self._image(row)
         except BrokenImage as error:

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from csc.data.ingest.images import Encoded, Images, Listed
+from csc.data.ingest.images import Encoded, ImageRecord, Images
 from csc.storage import sha256_file
 
-__all__ = ["Part", "Shard", "split_listing", "write_shard"]
+__all__ = ["Shard", "ShardPlan", "split_listing", "write_shard"]
 
 BATCH_ROWS = 256
 BATCH_BYTES = 64 << 20  # a batch of large images has fewer rows
@@ -23,7 +23,7 @@ BATCH_BYTES = 64 << 20  # a batch of large images has fewer rows
 _SCHEMA = pa.schema([("image_id", pa.string()), ("jpeg", pa.binary()), ("width", pa.int32()), ("height", pa.int32())])
 
 
-class Part(NamedTuple):
+class ShardPlan(NamedTuple):
     """The part of a listing that becomes one shard.
 
     Attributes:
@@ -33,7 +33,7 @@ class Part(NamedTuple):
     """
 
     number: int
-    rows: Sequence[Listed]
+    rows: Sequence[ImageRecord]
     key: str = ""
 
 
@@ -48,14 +48,14 @@ class Shard:
 
 
 def split_listing(
-    listing: Sequence[Listed], shard_rows: int, key: Callable[[Sequence[Listed]], str] = lambda rows: ""
-) -> list[Part]:
+    listing: Sequence[ImageRecord], shard_rows: int, key: Callable[[Sequence[ImageRecord]], str] = lambda rows: ""
+) -> list[ShardPlan]:
     """Split a listing into the parts that become shards."""
     parts = (listing[start : start + shard_rows] for start in range(0, len(listing), shard_rows))
-    return [Part(number, rows, key(rows)) for number, rows in enumerate(parts)]
+    return [ShardPlan(number, rows, key(rows)) for number, rows in enumerate(parts)]
 
 
-def write_shard(path: Path, rows: Sequence[Listed], images: Images) -> Shard:
+def write_shard(path: Path, rows: Sequence[ImageRecord], images: Images) -> Shard:
     """Write the images of some rows as one Arrow file."""
     contents: list[str] = []
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, _SCHEMA) as writer:
@@ -70,8 +70,8 @@ def write_shard(path: Path, rows: Sequence[Listed], images: Images) -> Shard:
     return Shard(len(rows), path.stat().st_size, sha256_file(path), contents)
 
 
-def _batches(pairs: Iterable[tuple[Listed, Encoded]]) -> Iterator[list[tuple[Listed, Encoded]]]:
-    batch: list[tuple[Listed, Encoded]] = []
+def _batches(pairs: Iterable[tuple[ImageRecord, Encoded]]) -> Iterator[list[tuple[ImageRecord, Encoded]]]:
+    batch: list[tuple[ImageRecord, Encoded]] = []
     size = 0
     for pair in pairs:
         batch.append(pair)

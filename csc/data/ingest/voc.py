@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from pathlib import PurePosixPath
 
 from csc.data.dataset import Dataset
-from csc.data.ingest.images import Listed, read_ahead
+from csc.data.ingest.images import ImageRecord, read_ahead
 from csc.data.ingest.source import Source
-from csc.data.ingest.writer import DEFAULTS, Annotated, WriteOptions, write_source
+from csc.data.ingest.writer import DEFAULTS, SourceListing, WriteOptions, write_source
 from csc.errors import BadData
 
 __all__ = ["VOC_CLASSES", "ingest_voc"]
@@ -75,7 +75,7 @@ def ingest_voc(
             "annotations_sha256": reader.digest.hexdigest(),
         }
         classes = VOC_CLASSES if year else sorted({label for row in listing for label in row.labels})
-        return write_source(out, name, files, Annotated(classes, listing, record, skipped=reader.skipped), options)
+        return write_source(out, name, files, SourceListing(classes, listing, record, skipped=reader.skipped), options)
 
 
 def _root(files: Source, year: str | None) -> PurePosixPath:
@@ -144,7 +144,7 @@ class _Reader:
         self.digest = hashlib.sha256()
         self.skipped: list[str] = []
 
-    def listing(self, ids: dict[str, list[str]], lists: dict[str, str]) -> list[Listed]:
+    def listing(self, ids: dict[str, list[str]], lists: dict[str, str]) -> list[ImageRecord]:
         """List the images with their classes."""
         splits = [(image_id, split) for split, image_ids in ids.items() for image_id in image_ids]
         names = [self._names(image_id, lists[split]) for image_id, split in splits]
@@ -153,7 +153,9 @@ class _Reader:
         for (image_id, split), (annotation, image), content in zip(splits, names, contents, strict=True):
             self.digest.update(hashlib.sha256(content).digest())
             try:
-                listing.append(Listed(image_id, split, *self._classes(content, self.files.where(annotation)), image))
+                listing.append(
+                    ImageRecord(image_id, split, *self._classes(content, self.files.where(annotation)), image)
+                )
             except BadData:
                 if not self.skip_bad:
                     raise

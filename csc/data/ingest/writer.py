@@ -22,17 +22,17 @@ import pyarrow.parquet as pq
 from csc.data.columns import LABELS
 from csc.data.dataset import SPLITS, Dataset, card_digest
 from csc.data.ingest.classes import check_class_names, in_order
-from csc.data.ingest.images import Images, Listed, SourceImages
+from csc.data.ingest.images import ImageRecord, Images, SourceImages
 from csc.data.ingest.output import refuse_foreign, resume
 from csc.data.ingest.repair import beyond_repair, repair
-from csc.data.ingest.shard_writer import Part, Shard, split_listing
+from csc.data.ingest.shard_writer import Shard, ShardPlan, split_listing
 from csc.data.ingest.source import Source
 from csc.data.ingest.workers import for_each_part
 from csc.data.progress import Bar
 from csc.errors import BadData, Unavailable
 from csc.storage import exists, join, sha256_file, write_json
 
-__all__ = ["DEFAULTS", "Annotated", "WriteOptions", "label_table", "write_dataset", "write_source"]
+__all__ = ["DEFAULTS", "SourceListing", "WriteOptions", "label_table", "write_dataset", "write_source"]
 
 SHARD_ROWS = 1024
 
@@ -67,8 +67,8 @@ DEFAULTS = WriteOptions()
 
 
 @dataclass(frozen=True)
-class Annotated:
-    """What a reader of annotations found in a source.
+class SourceListing:
+    """What a reader of annotations found in a source: all that a data set is made from, the bytes of the images aside.
 
     Attributes:
         classes: all class names.
@@ -79,14 +79,14 @@ class Annotated:
     """
 
     classes: Sequence[str]
-    listing: Sequence[Listed]
+    listing: Sequence[ImageRecord]
     record: dict[str, Any]
     difficult_is_member: bool = False
     skipped: Sequence[str] = ()
 
 
 def write_source(
-    out: str | os.PathLike[str], name: str, files: Source, found: Annotated, options: WriteOptions = DEFAULTS
+    out: str | os.PathLike[str], name: str, files: Source, found: SourceListing, options: WriteOptions = DEFAULTS
 ) -> Dataset:
     """Write the annotated images of a source as a data set."""
     images = SourceImages(files, options.short_side)
@@ -108,7 +108,7 @@ def write_source(
     )
 
 
-def _broken(listing: Sequence[Listed], images: SourceImages, options: WriteOptions) -> set[str]:
+def _broken(listing: Sequence[ImageRecord], images: SourceImages, options: WriteOptions) -> set[str]:
     """Read every image; return the ids of those that cannot be used.
 
     The listing decides the shard and row of every image. So all are read before the first shard is written, and the
@@ -124,7 +124,7 @@ def _broken(listing: Sequence[Listed], images: SourceImages, options: WriteOptio
     return set(reasons)
 
 
-def _broken_of(images: SourceImages, part: Part) -> dict[str, str]:
+def _broken_of(images: SourceImages, part: ShardPlan) -> dict[str, str]:
     return images.broken(part.rows)
 
 
@@ -132,12 +132,12 @@ def write_dataset(
     out: str | os.PathLike[str],
     name: str,
     classes: Iterable[str],
-    listing: Iterable[Listed],
+    listing: Iterable[ImageRecord],
     images: Images,
     source: dict[str, Any],
     *,
     difficult_is_member: bool = False,
-    state: Callable[[Sequence[Listed]], str] | None = None,
+    state: Callable[[Sequence[ImageRecord]], str] | None = None,
     options: WriteOptions = DEFAULTS,
 ) -> Dataset:
     """Write a data set and open it; an existing one is compared with the source, image by image, and repaired.
@@ -179,8 +179,8 @@ class _Plan:
     classes: tuple[str, ...]
     difficult_is_member: bool
     source: dict[str, Any]
-    listing: tuple[Listed, ...]
-    state: Callable[[Sequence[Listed]], str] | None
+    listing: tuple[ImageRecord, ...]
+    state: Callable[[Sequence[ImageRecord]], str] | None
     options: WriteOptions
 
     @functools.cached_property
@@ -189,11 +189,11 @@ class _Plan:
         return label_table(self.listing, self.options.shard_rows)
 
     @functools.cached_property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[ShardPlan]:
         """What each shard is made from."""
         return split_listing(self.listing, self.options.shard_rows, self._shard_key)
 
-    def _shard_key(self, rows: Sequence[Listed]) -> str:
+    def _shard_key(self, rows: Sequence[ImageRecord]) -> str:
         state = self.source if self.state is None else self.state(rows)
         return _hash([[[row.image_id, row.file] for row in rows], state, pa.__version__, PIL.__version__])
 
@@ -234,7 +234,7 @@ def _hash(facts: Sequence[Any]) -> str:
 
 
 def _make(
-    plan: _Plan, work: Callable[[Images, Part], Shard], images: Images, finished: dict[int, Shard]
+    plan: _Plan, work: Callable[[Images, ShardPlan], Shard], images: Images, finished: dict[int, Shard]
 ) -> list[Shard]:
     """Write the shards that are not finished yet; return all of them in order."""
     stream = plan.options.stream
@@ -280,11 +280,11 @@ def _contents(plan: _Plan, images: Images) -> list[str]:
     return contents
 
 
-def _contents_of(images: Images, part: Part) -> list[str]:
+def _contents_of(images: Images, part: ShardPlan) -> list[str]:
     return [hashlib.sha256(image.jpeg).hexdigest() for image in images(part.rows)]
 
 
-def label_table(listing: Sequence[Listed], shard_rows: int = SHARD_ROWS) -> pa.Table:
+def label_table(listing: Sequence[ImageRecord], shard_rows: int = SHARD_ROWS) -> pa.Table:
     """The label table of a listing: the labels of each image, and its shard and row."""
     positions = range(len(listing))
     columns = [
@@ -298,9 +298,9 @@ def label_table(listing: Sequence[Listed], shard_rows: int = SHARD_ROWS) -> pa.T
     return pa.table(columns, schema=LABELS)
 
 
-def _checked(listing: Iterable[Listed], classes: Sequence[str]) -> tuple[Listed, ...]:
+def _checked(listing: Iterable[ImageRecord], classes: Sequence[str]) -> tuple[ImageRecord, ...]:
     """Return a listing by split and id, with sorted labels, each once; refuse one with an unusable class."""
-    known, seen, rows = set(classes), set[str](), list[Listed]()
+    known, seen, rows = set(classes), set[str](), list[ImageRecord]()
     for row in sorted(listing, key=lambda row: (SPLITS.index(row.split), row.image_id)):
         if not row.image_id.isprintable():
             raise BadData(f"image {row.image_id!a}: its name cannot be written in one line; rename the file")
@@ -317,7 +317,7 @@ def _checked(listing: Iterable[Listed], classes: Sequence[str]) -> tuple[Listed,
     return tuple(rows)
 
 
-def _check_classes(rows: Sequence[Listed], classes: Sequence[str]) -> None:
+def _check_classes(rows: Sequence[ImageRecord], classes: Sequence[str]) -> None:
     """Refuse a class without training images, and a data set without a test split."""
     if not rows:
         raise BadData("the source has no images; expected at least one training image")
