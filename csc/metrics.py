@@ -43,11 +43,10 @@ def average_precision(scores: Scores, targets: Targets) -> NDArray[np.float64]:
     The precision among the images that score at least as high as a positive, averaged over the positives; images with
     equal scores count together, whatever their order, as in scikit-learn. A class without positives gives 0.
 
-    Examples:
-        >>> scores = np.array([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3]])
-        >>> targets = np.array([[True, False], [False, False], [True, False]])
-        >>> average_precision(scores, targets).round(4)
-        array([0.8333, 0.    ])
+    >>> scores = np.array([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3]])
+    >>> targets = np.array([[True, False], [False, False], [True, False]])
+    >>> average_precision(scores, targets).round(4)
+    array([0.8333, 0.    ])
     """
     found = np.zeros(scores.shape[1])
     for index, (column, present) in enumerate(zip(scores.T, targets.T, strict=True)):
@@ -65,11 +64,10 @@ def precision_recall_f1(scores: Scores, targets: Targets, threshold: float | Sco
     OR and OF1 those of all (image, class) pairs. A ratio is 0 where it is undefined: P and R of a class without true
     positives, OP without predictions.
 
-    Examples:
-        >>> scores = np.array([[0.9, 0.9], [0.9, 0.1]])
-        >>> targets = np.array([[True, False], [False, True]])
-        >>> {name: round(value, 2) for name, value in precision_recall_f1(scores, targets).items()}
-        {'CP': 0.25, 'CR': 0.5, 'CF1': 0.33, 'OP': 0.33, 'OR': 0.5, 'OF1': 0.4}
+    >>> scores = np.array([[0.9, 0.9], [0.9, 0.1]])
+    >>> targets = np.array([[True, False], [False, True]])
+    >>> {name: round(value, 2) for name, value in precision_recall_f1(scores, targets).items()}
+    {'CP': 0.25, 'CR': 0.5, 'CF1': 0.33, 'OP': 0.33, 'OR': 0.5, 'OF1': 0.4}
     """
     predicted = scores > threshold
     found, called, present = (np.count_nonzero(kind, axis=0) for kind in (predicted & targets, predicted, targets))
@@ -101,9 +99,8 @@ def false_positive_rate(scores: Scores, targets: Targets, threshold: float = 0.8
     with an OR markedly above it (the paper's figure 3a), so an OF1 at the level of the mAP after nine tasks, where
     the paper's other runs have it far below.
 
-    Examples:
-        >>> false_positive_rate(np.array([[0.9, 0.9, 0.1]]), np.array([[True, False, False]]))
-        0.5
+    >>> false_positive_rate(np.array([[0.9, 0.9, 0.1]]), np.array([[True, False, False]]))
+    0.5
     """
     absent = ~targets
     return float(_ratio(np.count_nonzero((scores > threshold) & absent), np.count_nonzero(absent)))
@@ -115,10 +112,9 @@ def roc_curve(scores: Scores, targets: Targets, points: int = 100) -> tuple[NDAr
     A pair counts from the threshold on. The thresholds fall from 1 to 0, and part the present labels evenly, so that
     the curve is as fine for scores that are all small. Without present or without absent labels there is no curve.
 
-    Examples:
-        >>> fpr, tpr, _ = roc_curve(np.array([[0.9, 0.6], [0.7, 0.1]]), np.array([[True, False], [True, False]]), 2)
-        >>> fpr.tolist(), tpr.tolist()
-        ([0.0, 0.0, 0.0, 1.0], [0.0, 0.5, 1.0, 1.0])
+    >>> fpr, tpr, _ = roc_curve(np.array([[0.9, 0.6], [0.7, 0.1]]), np.array([[True, False], [True, False]]), 2)
+    >>> fpr.tolist(), tpr.tolist()
+    ([0.0, 0.0, 0.0, 1.0], [0.0, 0.5, 1.0, 1.0])
     """
     present, absent = np.sort(scores[targets]), np.sort(scores[~targets])
     if not (present.size and absent.size):
@@ -134,9 +130,8 @@ def entropy(scores: Scores) -> float:
 
     It is one-sided: a class adds at most 1/e, at p = 1/e, and (almost) nothing at 0 and 1.
 
-    Examples:
-        >>> round(entropy(np.array([[0.5, 1.0], [0.5, 0.0]])), 4)
-        0.3466
+    >>> round(entropy(np.array([[0.5, 1.0], [0.5, 0.0]])), 4)
+    0.3466
     """
     terms = -scores * np.log(scores + scores.dtype.type(_ENTROPY_EPSILON))
     return float(terms.sum(dtype=np.float64) / len(scores))
@@ -149,9 +144,8 @@ def expected_calibration_error(scores: Scores, targets: Targets, bins: int = 15,
     bins of equal width put them all together. |mean confidence - fraction positive| of each bin is weighted by its
     size. Pairs of equal confidence are never parted.
 
-    Examples:
-        >>> round(expected_calibration_error(np.array([[0.9], [0.9], [0.2]]), np.array([[True], [False], [False]])), 4)
-        0.3333
+    >>> round(expected_calibration_error(np.array([[0.9], [0.9], [0.2]]), np.array([[True], [False], [False]])), 4)
+    0.3333
     """
     return calibration_error(*confidence_bins(scores, targets, bins, adaptive=adaptive))
 
@@ -185,9 +179,8 @@ def calibration_errors(scores: Scores, targets: Targets, old: int, temperature: 
 
     Without old classes theirs is 0.
 
-    Examples:
-        >>> sorted(calibration_errors(np.array([[0.9, 0.1]]), np.array([[True, False]]), 1))[:3]
-        ['AECE', 'AECE_T', 'AECE_new']
+    >>> sorted(calibration_errors(np.array([[0.9, 0.1]]), np.array([[True, False]]), 1))[:3]
+    ['AECE', 'AECE_T', 'AECE_new']
     """
     found = {}
     for suffix, shown in (("", scores), ("_T", scaled(scores, temperature))):
@@ -215,9 +208,8 @@ def scaled(scores: Scores, temperature: float) -> Scores:
 def confidence_histogram(scores: Scores, targets: Targets, bins: int = 10) -> tuple[Counts, Counts]:
     """Count the present and the absent labels in each of `bins` equal intervals of confidence.
 
-    Examples:
-        >>> confidence_histogram(np.array([[0.1, 0.6], [0.9, 1.0]]), np.array([[False, False], [True, True]]), bins=2)
-        (array([0, 2]), array([1, 1]))
+    >>> confidence_histogram(np.array([[0.1, 0.6], [0.9, 1.0]]), np.array([[False, False], [True, True]]), bins=2)
+    (array([0, 2]), array([1, 1]))
     """
     count, _, present = confidence_bins(scores, targets, bins)
     return present, count - present
@@ -226,11 +218,10 @@ def confidence_histogram(scores: Scores, targets: Targets, bins: int = 10) -> tu
 def forgetting(best_ap: Mapping[str, float], ap: Mapping[str, float]) -> float:
     """Return how much AP the classes of earlier tasks have lost, on average, since each was at its best (`best_ap`).
 
-    Examples:
-        >>> forgetting({"cat": 90.0, "cow": 80.0}, {"cat": 70.0, "cow": 84.0, "dog": 95.0})
-        8.0
-        >>> forgetting({}, {"cat": 70.0})
-        0.0
+    >>> forgetting({"cat": 90.0, "cow": 80.0}, {"cat": 70.0, "cow": 84.0, "dog": 95.0})
+    8.0
+    >>> forgetting({}, {"cat": 70.0})
+    0.0
     """
     if not best_ap:
         return 0.0
@@ -251,23 +242,15 @@ def evaluate(
     """Return all metrics of one task as plain finite numbers, ready for `metrics.json`.
 
     mAP, CF1, OF1, CP, CR, OP, OR, FPR, `AP` and `best_AP` by class and the calibration errors are in percent,
-    `forgetting` in percent points, `H` in nats; `confidence` is the histogram of the confidences. CF1_own and OF1_own
-    are those at `thresholds`.
+    `forgetting` in percent points, `H` in nats; `confidence` is the histogram of the confidences.
 
-    Args:
-        scores: sigmoid confidences, one column per class.
-        targets: labels of the same shape.
-        classes: names of the columns.
-        threshold: a label is predicted when its confidence is above.
-        best_ap: `best_AP` of the task before; empty for the base task.
-        old: how many of the classes are of earlier tasks; they come first.
-        temperature: of the model's calibration.
-        thresholds: of the model's calibration; a class without one has `threshold`.
+    `best_ap` is `best_AP` of the task before. The first `old` of the classes are of earlier tasks. `temperature` and
+    `thresholds` are of the model's calibration: CF1_own and OF1_own are those at `thresholds`, and at `threshold` for
+    a class that has none.
 
-    Examples:
-        >>> metrics = evaluate(np.array([[0.9, 0.3], [0.2, 0.7]]), np.array([[True, False], [False, True]]), ["a", "b"])
-        >>> metrics["mAP"], metrics["CF1"], metrics["AP"]
-        (100.0, 50.0, {'a': 100.0, 'b': 100.0})
+    >>> metrics = evaluate(np.array([[0.9, 0.3], [0.2, 0.7]]), np.array([[True, False], [False, True]]), ["a", "b"])
+    >>> metrics["mAP"], metrics["CF1"], metrics["AP"]
+    (100.0, 50.0, {'a': 100.0, 'b': 100.0})
     """
     _check(scores, targets, classes, best_ap)
     # The dtype stays as it is: 0.8 as float32 is not above a threshold of 0.8, but would be after a cast to float64.
@@ -300,10 +283,9 @@ def evaluate(
 def summary(history: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return the numbers the paper's tables print, from the metrics of all tasks in order, the base task included.
 
-    Examples:
-        >>> base = {"mAP": 90.0, "CF1": 80.0, "OF1": 82.0, "forgetting": 0.0}
-        >>> summary([base, {"mAP": 70.0, "CF1": 60.0, "OF1": 62.0, "forgetting": 12.5}])
-        {'avg_mAP': 80.0, 'last_mAP': 70.0, 'last_CF1': 60.0, 'last_OF1': 62.0, 'forgetting': 12.5}
+    >>> base = {"mAP": 90.0, "CF1": 80.0, "OF1": 82.0, "forgetting": 0.0}
+    >>> summary([base, {"mAP": 70.0, "CF1": 60.0, "OF1": 62.0, "forgetting": 12.5}])
+    {'avg_mAP': 80.0, 'last_mAP': 70.0, 'last_CF1': 60.0, 'last_OF1': 62.0, 'forgetting': 12.5}
     """
     if not history:
         raise BadData("no evaluated task: a summary needs the metrics of at least one")

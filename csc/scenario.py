@@ -105,8 +105,7 @@ class Scenario:
             raise BadScenario(
                 f"scenario '{self.name}': the base task asks for {first} classes, {self.dataset} has {classes}"
             )
-        rest = classes - first
-        full, remainder = divmod(rest, self.increment)
+        full, remainder = divmod(classes - first, self.increment)
         return (first, *[self.increment] * full, *([remainder] if remainder else []))
 
     def tasks(self, classes: Sequence[str]) -> tuple[Task, ...]:

@@ -155,9 +155,8 @@ class MaxEntropy(Settings, frozen=True):
 class Memory(Settings, frozen=True):
     """What is kept of a task's images for later tasks, and how it is replayed.
 
-    `per_class` exemplars of each class, or `total` of all together (split evenly for `herding` and `random`).
-    `concat` adds the exemplars to the task's images; `batch` draws a batch of them with each batch of the task, and
-    its loss counts `weight`. Unknown labels of an exemplar are negatives or masked.
+    For `herding` and `random` a total is split evenly. `concat` adds the exemplars to the task's images, `batch` draws
+    a batch of them with each batch of the task.
 
     Attributes:
         sampler: how exemplars are chosen; none keeps nothing.
@@ -198,9 +197,7 @@ class Memory(Settings, frozen=True):
 
 
 class Register(Settings, frozen=True):
-    """What a model must reach to be named by an alias: a least mAP, a largest loss of mAP since the task before.
-
-    In percent and points of mAP; 0 for no limit. A model that fails is registered all the same.
+    """What a model must reach to be named by an alias; one that fails is registered all the same.
 
     Attributes:
         min_map: least mAP of a model that gets an alias; 0 for any.

@@ -165,7 +165,6 @@ def _fits(hint: Any, value: Any) -> bool:
 
 
 def _problem(hint: Any, value: Any, key: str) -> str:
-    """Say what is wrong with a value."""
     limits = _limits(hint)
     hidden = bool(limits and limits.extra and limits.extra.get("hidden"))
     given = key if hidden else f"{key}={_shown(value)}"

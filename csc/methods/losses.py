@@ -37,24 +37,17 @@ def binary_cross_entropy(logits: Tensor, targets: Tensor, known: Tensor | None =
     return total / known.sum().clamp(min=1)
 
 
-def asymmetric_loss(
-    logits: Tensor,
-    targets: Tensor,
-    known: Tensor | None = None,
-    gamma_pos: float = 0.0,
-    gamma_neg: float = 4.0,
-    clip: float = 0.05,
-) -> Tensor:
-    """Sum over images and (known) classes of -[y (1-p)^γ₊ log p + (1-y) p_m^γ₋ log(1-p_m)], p_m = max(p - clip, 0).
+def asymmetric_loss(logits: Tensor, targets: Tensor, known: Tensor | None = None) -> Tensor:
+    """Sum over images and (known) classes of -[y log p + (1-y) p_m⁴ log(1-p_m)] with p_m = max(p - 0.05, 0).
 
-    The focusing weights carry no gradient.
+    The focusing weight p_m⁴ carries no gradient; γ₊, the exponent for present labels, is 0.
     """
     p = logits.sigmoid()
-    negative = (1 - p + clip).clamp(max=1)  # 1 - p_m
+    negative = (1 - p + 0.05).clamp(max=1)  # 1 - p_m
     likelihood = targets * p.clamp(min=1e-8).log() + (1 - targets) * negative.clamp(min=1e-8).log()
     with torch.no_grad():
         certainty = targets * p + (1 - targets) * negative
-        weight = (1 - certainty) ** (gamma_pos * targets + gamma_neg * (1 - targets))
+        weight = (1 - certainty) ** (4 * (1 - targets))
         if known is not None:
             weight = weight * known[: len(logits)]
     return -(likelihood * weight).sum()

@@ -14,10 +14,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
-if TYPE_CHECKING:
-    from csc.methods.l2p import L2p
 from csc.errors import BadConfig
 from csc.nets.backbone import Backbone, Intermediates
+
+if TYPE_CHECKING:
+    from csc.methods.l2p import L2p
 
 __all__ = ["PromptedBackbone"]
 
@@ -35,8 +36,9 @@ class PromptedBackbone(nn.Module):
         super().__init__()
         net: Any = backbone.net
         if getattr(net, "cls_token", None) is None or not hasattr(net, "blocks"):
+            name = getattr(net, "default_cfg", {}).get("architecture", type(net).__name__)
             raise BadConfig(
-                f"head=prompts: needs a vision transformer with a class token, backbone.name={_name(net)} is none; "
+                f"head=prompts: needs a vision transformer with a class token, backbone.name={name} is none; "
                 "try vit_base_patch16_224.augreg_in21k"
             )
         self.net, self.channels, self.chosen = net.requires_grad_(False).eval(), backbone.channels, config.chosen
@@ -78,7 +80,3 @@ class PromptedBackbone(nn.Module):
             dist.all_reduce(votes)
         winners = votes.argsort(descending=True, stable=True)[: self.chosen]
         return winners.expand(len(cosines), -1)
-
-
-def _name(net: Any) -> str:
-    return str(getattr(net, "default_cfg", {}).get("architecture", type(net).__name__))

@@ -16,9 +16,7 @@ __all__ = ["draw_features", "with_statistics"]
 def with_statistics(state: Mapping[str, Tensor], members: Sequence[Tensor]) -> dict[str, Tensor]:
     """A method's state with the statistics of a task's new classes behind those of the old ones.
 
-    Args:
-        state: from before the task.
-        members: pooled features (images, D) of the images of each new class.
+    `members` are the pooled features (images, D) of the images of each new class.
     """
     members = [of_class.double() for of_class in members]
     found = {

@@ -33,16 +33,10 @@ def update(
     features: Features,
     logits: Logits | None = None,
 ) -> Memory:
-    """The memory after a task.
+    """The memory after a task, from that before it (extended to the task or not) and the task's train view.
 
-    Args:
-        memory: from before the task, extended to it or not.
-        view: train view of the task.
-        task: which increment.
-        settings: sampler and size.
-        seed: of the run.
-        features: gives a feature vector of each image of the view; only called for herding.
-        logits: gives logits of the seen classes for some rows of the view, those added; none if none are stored.
+    `features` gives a feature vector of each image of the view; it is only called for herding. `logits` gives those of
+    the seen classes for the rows that are added, if they are to be stored.
     """
     memory = memory.extended_to(view, task, settings.labels)
     labels = view.targets()

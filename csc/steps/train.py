@@ -66,15 +66,8 @@ def train(
     """
     from csc.distributed.launch import processes_for, run
 
-    arguments = {
-        "config": config,
-        "split": split,
-        "train_view": train_view,
-        "out": out,
-        "prior": prior,
-        "checkpoints": checkpoints,
-        "features": features,
-    }
+    arguments = {"config": config, "split": split, "train_view": train_view, "out": out, "prior": prior}
+    arguments |= {"checkpoints": checkpoints, "features": features}
     chosen = Split.read(split)
     scenario, task = chosen.scenario, chosen.task
     settings = _settings(scenario, config, features)
@@ -183,7 +176,6 @@ def _fetched(before: Registered | None, task: Task) -> Iterator[Path | None]:
 
 
 def _checkpoint(keep: Path, task: int) -> Path:
-    """The file that holds the state of a task's training, in the folder of its run."""
     return keep / f"task-{task:02d}.safetensors"
 
 
@@ -196,7 +188,6 @@ def _exemplars(settings: Config, view: View, task: Task, prior_folder: Path | No
 
 
 def _remembered(objective: "Objective", exemplars: Memory | None, view: View, task: Task) -> Memory | None:
-    """What the model remembers after the task."""
     if exemplars is None:
         return None
     return update(

@@ -19,13 +19,9 @@ def experiment_note(dataset: str) -> str:
 
 
 def task_note(run: Run, uri: str, prior: str, kept_back: str) -> str:
-    """What a task's run and its model version are.
+    """What a task's run and its model version at `uri` are.
 
-    Args:
-        run: results up to the task.
-        uri: of the version.
-        prior: uri of the version before; empty for the base task.
-        kept_back: why no alias names the version; empty if one may.
+    `prior` is the uri of the version before, if there is one; `kept_back` says why no alias names the version.
     """
     last = run.last
     numbers = " · ".join(f"{name} {last.metrics[name]:.1f}" for name in ("mAP", "CF1", "OF1", "forgetting"))
@@ -43,13 +39,7 @@ def task_note(run: Run, uri: str, prior: str, kept_back: str) -> str:
 
 
 def run_note(run: Run, table: str, uri: str) -> str:
-    """What a scenario run is and what came out.
-
-    Args:
-        run: its results.
-        table: of the results, as Markdown.
-        uri: of the version of its last task.
-    """
+    """What a scenario run is and what came out, as a table in Markdown; `uri` is the version of its last task."""
     settings = ", ".join(f"`{item}`" for item in settings_text(run.settings)) or "none: all are the method's own"
     facts = f"Initialisation {run.initialisation} · data `{run.data_fingerprint[:12]}` · code `{run.code_version}`"
     forms = [

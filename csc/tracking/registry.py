@@ -69,9 +69,7 @@ def _digest(folder: Path) -> str:
 def fetch_model(uri: str, folder: Path | None = None) -> Path:
     """Download a registered model and return the folder with its weights and card; damaged ones are refused.
 
-    Args:
-        uri: `models:/name/version`, `models:/name@alias` or a local folder that holds a model.
-        folder: where to put the files; a temporary folder if not given.
+    `uri` may also be a local folder that holds a model. Without `folder`, the files go to a temporary one.
     """
     if not uri.startswith("models:/"):
         return Path(uri)

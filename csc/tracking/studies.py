@@ -21,12 +21,8 @@ EXPERIMENT = "csc-studies"
 def log_study(name: str, means: Mapping[str, tuple[float, float | None]], table: str, page: str) -> None:
     """Log what came out of a study so far; the same study again completes its run, and adds no point twice.
 
-    Args:
-        name: of the study, and of its run.
-        means: of each number, with the deviation over seeds where there are several, by a path such as
-            `voc-b0c4/CSC/last_mAP`.
-        table: as Markdown.
-        page: as HTML.
+    `means` has the mean of each number, and the deviation over seeds where there are several, by a path such as
+    `voc-b0c4/CSC/last_mAP`.
     """
     with connected() as client:
         from mlflow.entities import Metric

@@ -150,12 +150,8 @@ def close_run(scenario: str, data: str, config: str, state: str, extended: str =
     A complete run of which every step was reused changes nothing by itself, yet whoever asks for it expects that
     `final` is its model. Aliases that another run has moved since are moved back, with a line for each.
 
-    Args:
-        scenario: name.
-        data: folder or `s3://` prefix of the data set.
-        config: settings as JSON.
-        state: how the steps ended, in the words of Kubeflow Pipelines.
-        extended: fingerprint of the model that the run extends, if it does.
+    `data` is the uri of the data set, `config` settings as JSON, `state` how the steps ended, in the words of Kubeflow
+    Pipelines, and `extended` the fingerprint of the model that the run extends, if it does.
     """
     try:
         fingerprint = Dataset.open(data).fingerprint

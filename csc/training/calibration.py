@@ -48,9 +48,7 @@ Labels = NDArray[np.bool_]
 def calibrate(objective: "Objective", prior_folder: Path | None) -> dict[str, Any]:
     """Fit temperature and thresholds for a network that has been trained, on some of its training images as they are.
 
-    Args:
-        objective: of the task; every process of its group has to call this.
-        prior_folder: the model of the task before; none for the base task.
+    Every process of a group has to call this. `prior_folder` is the model of the task before, if there is one.
     """
     examples, classes = objective.examples, objective.classes
     if objective.method.solves:
@@ -88,9 +86,8 @@ def fit_temperature(logits: Values, targets: Labels) -> float:
     The loss is convex in 1/T, so its slope has one zero, which is found by halving. T stays between 0.2 and 5: labels
     that a network has learned by heart would have it near 0. Without both present and absent labels it is 1.
 
-    Examples:
-        >>> fit_temperature(np.array([4.0, 4.0, 4.0, -4.0]), np.array([True, True, False, False])) > 2
-        True
+    >>> fit_temperature(np.array([4.0, 4.0, 4.0, -4.0]), np.array([True, True, False, False])) > 2
+    True
     """
     z, y = logits.ravel().astype(np.float64), targets.ravel()
     if y.all() or not y.any():
@@ -109,9 +106,8 @@ def best_thresholds(confidences: Values, targets: Labels) -> list[float]:
     A task shows no image without a new class, and those are where most false alarms come from. So of thresholds that
     do about equally well on the images at hand the highest is taken.
 
-    Examples:
-        >>> best_thresholds(np.array([[0.9], [0.7], [0.3]]), np.array([[True], [True], [False]]))
-        [0.69]
+    >>> best_thresholds(np.array([[0.9], [0.7], [0.3]]), np.array([[True], [True], [False]]))
+    [0.69]
     """
     chosen = []
     for column, present in zip(confidences.T, targets.T, strict=True):

@@ -20,26 +20,18 @@ __all__ = ["Examples"]
 
 @dataclass
 class Examples:
-    """The images of a task followed by exemplars, and their batches, of which each process loads its shard.
-
-    Attributes:
-        view: of the task; with the exemplars once this is made.
-        memory: exemplars of earlier tasks, as this task may see them.
-        draws: batches of exemplars that are drawn with each batch of the task, if they are not mixed into it.
-        features: uri of cached feature maps that replace the images; none if empty.
-        own: rows of the task itself; exemplars come after them.
-    """
+    """The images of a task followed by exemplars, and their batches, of which each process loads its shard."""
 
     config: Config
-    view: View
+    view: View  # of the task; with the exemplars once this is made
     task: int
-    memory: Memory | None
-    draws: int
-    features: str
+    memory: Memory | None  # exemplars of earlier tasks, as this task may see them
+    draws: int  # batches of exemplars that are drawn with each batch of the task, if they are not mixed into it
+    features: str  # uri of cached feature maps that replace the images; none if empty
     group: Group
 
     def __post_init__(self) -> None:
-        self.own = len(self.view)
+        self.own = len(self.view)  # rows of the task itself; exemplars come after them
         self.seed = task_seed(self.config.seed, self.task)
         if self.memory is not None:
             self.view = joined(self.view, self.memory)

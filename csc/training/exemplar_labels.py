@@ -12,25 +12,15 @@ __all__ = ["ExemplarLabels"]
 
 @dataclass
 class ExemplarLabels:
-    """Tables with a row for each of the task's images, then for each exemplar, and a column for each class.
+    """Tables with a row for each of the task's images, then for each exemplar, and a column for each class."""
 
-    Attributes:
-        own: how many rows are the task's own images.
-        old: how many classes are old.
-        known: which labels are known, or filled in.
-        logits: that were stored with an exemplar.
-        stored: for which classes.
-        by_prior: labels of old classes that the prior model has filled in; none if nobody does.
-        by_learner: labels of new classes that the learner fills in at each step; none if it does not.
-    """
-
-    own: int
-    old: int
-    known: Tensor
-    logits: Tensor
-    stored: Tensor
-    by_prior: Tensor | None = None
-    by_learner: Tensor | None = None
+    own: int  # rows that are the task's own images
+    old: int  # classes that are old
+    known: Tensor  # which labels are known, or filled in
+    logits: Tensor  # that were stored with an exemplar
+    stored: Tensor  # for which classes
+    by_prior: Tensor | None = None  # labels of old classes that the prior model has filled in; none if nobody does
+    by_learner: Tensor | None = None  # labels of new classes that the learner fills in at each step, if it does
 
     @classmethod
     def of(cls, examples: Examples, new: int) -> "ExemplarLabels | None":
@@ -53,9 +43,7 @@ class ExemplarLabels:
     def relabel(self, predicted: Tensor, *, by_learner: bool) -> None:
         """Mark unknown labels of exemplars as known, as models fill them in (`memory.relabel`).
 
-        Args:
-            predicted: what the prior model finds in each exemplar (exemplars, old classes).
-            by_learner: whether the learner fills in those of new classes.
+        `predicted` is what the prior model finds in them (exemplars, old classes); the learner may add the new classes.
         """
         own, old, unknown = self.own, self.old, ~self.known
         unknown[:own] = False

@@ -12,14 +12,10 @@ EVERY = 50  # updates between two readings of a GPU's memory
 
 @dataclass
 class FiniteWatch:
-    """Notes on the device in which update of an epoch a loss or a gradient was not a number for the first time.
-
-    Attributes:
-        skipped: updates of the epoch that an earlier try made.
-    """
+    """Notes on the device in which update of an epoch a loss or a gradient was not a number for the first time."""
 
     device: torch.device
-    skipped: int = 0
+    skipped: int = 0  # updates of the epoch that an earlier try made
 
     def __post_init__(self) -> None:
         self.first = torch.full((2,), -1, device=self.device)  # of the loss, of the gradient

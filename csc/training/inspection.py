@@ -47,37 +47,29 @@ Pairs = list[tuple[str, int, int]]  # kind, class, row of the view
 
 
 def gather_evidence(model: Path, view: View, scores: Scores, features: str, seconds: float) -> Evidence:
-    """The evidence of a model that has scored its test images.
+    """The evidence of a model that has scored its test images, which took so many seconds.
 
-    Args:
-        model: folder.
-        view: the test images.
-        scores: of all of them.
-        features: uri of cached feature maps that the network gets instead of images, or empty.
-        seconds: that the scoring took.
+    `features` is the uri of cached feature maps that the network gets instead of images, or empty.
     """
     network, card = load_network(model, map_channels=map_channels(features))
     columns = [card.classes.index(name) for name in view.classes]  # all, unless a model was extended
     card = replace(card, classes=view.classes, new=tuple(name for name in card.new if name in view.classes))
     chosen = _choice(view, scores, card)
-    pairs = [(row, columns[column]) for _, column, row in chosen]
-    heats = _heat_maps(network, view, card, pairs, features)
-    shown = _shown(chosen, scores, card)
-    pictures = _Pictures(view)
-    images = []
-    for kind, column, row in chosen:
-        heat = heats[row, columns[column]]
-        image = EvidenceImage(
+    heats = _heat_maps(network, view, card, [(row, columns[column]) for _, column, row in chosen], features)
+    shown, pictures = _shown(chosen, scores, card), _Pictures(view)
+    images = [
+        EvidenceImage(
             kind=kind,
             name=card.classes[column],
             image_id=pictures.ids[row],
             score=float(scores.confidences[row, column]),
             labels=[card.classes[label] for label in np.flatnonzero(scores.targets[row])],
             thumbnail=pictures.thumbnail(row) if (kind, column, row) in shown else b"",
-            heat=heat.tobytes(),
-            heat_width=heat.shape[1],
+            heat=heats[row, columns[column]].tobytes(),
+            heat_width=heats[row, columns[column]].shape[1],
         )
-        images.append(image)
+        for kind, column, row in chosen
+    ]
     exemplars, remembered = _memory(model, view)
     name, matrix = _correlation(network)
     shown_matrix = [[matrix[one][other] for other in columns] for one in columns] if matrix else []

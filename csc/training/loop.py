@@ -35,40 +35,24 @@ __all__ = ["EpochLog", "Trainer"]
 
 @dataclass
 class Trainer:
-    """One task: a network that learns, a view to learn from, and the model before as teacher.
-
-    Attributes:
-        network: already grown to the classes of the view.
-        prior: model of the task before, if the method asks for it.
-        new: how many of the view's classes are new.
-        title: how the progress line names the task.
-        checkpoint: file that keeps the state between epochs.
-        origin: names what the network starts from and its teacher; a checkpoint of another origin is not resumed.
-        frozen_parameters: names that must not learn (grown layers under the release's quirk).
-        optimizer_state: moments of the task before to start with (under the release's quirk).
-        features: uri of cached feature maps that replace the images; none if empty.
-        memory: exemplars of earlier tasks, as this task may see them.
-        state: what the method kept of earlier tasks.
-        group: the processes that train together.
-        on_epoch: called with (epoch from 0, log) after each epoch that is finished here.
-    """
+    """One task: a network that learns, a view to learn from, and the model before as teacher."""
 
     config: Config
     view: View
-    network: Network
-    prior: Network | None
-    new: int
+    network: Network  # already grown to the classes of the view
+    prior: Network | None  # model of the task before, if the method asks for it
+    new: int  # how many of the view's classes are new
     task: int
-    title: str
-    checkpoint: Path
-    origin: str = ""
-    frozen_parameters: tuple[str, ...] = ()
-    optimizer_state: Path | None = None
-    features: str = ""
-    memory: Memory | None = None
-    state: Mapping[str, Tensor] = field(default_factory=dict)
-    group: Group = field(default_factory=single_process)
-    on_epoch: Callable[[int, EpochLog], None] = lambda epoch, log: None
+    title: str  # how the progress line names the task
+    checkpoint: Path  # file that keeps the state between epochs
+    origin: str = ""  # of the network and its teacher; a checkpoint of another origin is not resumed
+    frozen_parameters: tuple[str, ...] = ()  # that must not learn (grown layers under the release's quirk)
+    optimizer_state: Path | None = None  # moments of the task before to start with (under the release's quirk)
+    features: str = ""  # uri of cached feature maps that replace the images
+    memory: Memory | None = None  # exemplars of earlier tasks, as this task may see them
+    state: Mapping[str, Tensor] = field(default_factory=dict)  # what the method kept of earlier tasks
+    group: Group = field(default_factory=single_process)  # the processes that train together
+    on_epoch: Callable[[int, EpochLog], None] = lambda epoch, log: None  # epoch from 0; after each finished here
 
     def __post_init__(self) -> None:
         if len(self.view) < 2:
@@ -88,23 +72,16 @@ class Trainer:
         if self.prior is not None:
             self.prior = for_inference(self.prior, config, device)
         self._freeze()
-        self.optimizer = make_optimizer(
-            self.network, config.train, config.train.lr_base if self.is_base else config.train.lr
-        )
+        rate = config.train.lr_base if self.is_base else config.train.lr
+        self.optimizer = make_optimizer(self.network, config.train, rate)
         if self.optimizer_state is not None:
             inherit_moments(self.optimizer, self.network, self.optimizer_state)
         self.steps = -(-len(self.examples.order(0)) // config.train.accumulate)  # of an epoch
         self.scheduler = make_schedule(self.optimizer, config.train, config.train.epochs * self.steps)
         self.precision = Precision.of(config, device)
+        networks = self.network, self.prior
         self.objective = Objective(
-            config,
-            self.method,
-            self.network,
-            self.prior,
-            self.new,
-            self.examples,
-            self.precision,
-            self.backbone_is_frozen,
+            config, self.method, *networks, self.new, self.examples, self.precision, self.backbone_is_frozen
         )
         self.watch = FiniteWatch(device)
         view = self.examples.view
@@ -180,9 +157,7 @@ class Trainer:
     def _step(self, batches: Batches, update: list[list[Draw]]) -> dict[str, Tensor]:
         """One update from one batch, or from several that are accumulated; return the terms, still on the device.
 
-        Args:
-            batches: where the next ones come from.
-            update: of each batch the rows of the task, and those of each draw from the memory.
+        `update` has the rows of the task in each batch, and those of each draw from the memory.
         """
         scaler = self.precision.scaler
         self.optimizer.zero_grad(set_to_none=True)
@@ -232,7 +207,7 @@ class Trainer:
         return log
 
     def _restore(self) -> Position:
-        """Take over the state of an earlier try; a damaged checkpoint is reported and not used."""
+        """How far an earlier try came, with its state in place; a damaged checkpoint is reported and not used."""
         try:
             position = self.keeper.restore()
         except BadModel as error:

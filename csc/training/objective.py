@@ -28,24 +28,16 @@ __all__ = ["Objective"]
 
 @dataclass
 class Objective:
-    """What a task's training minimises, and what its method may ask of the task.
-
-    Attributes:
-        network: that learns; on its device, with what must not learn frozen.
-        prior: model of the task before, made for inference, if the method asks for it.
-        new: how many classes are new.
-        backbone_is_frozen: whether the backbone keeps its weights in this task.
-        learner: the network as training calls it: compiled if wanted, its gradients averaged over processes.
-    """
+    """What a task's training minimises, and what its method may ask of the task."""
 
     config: Config
     method: Method
-    network: Network
-    prior: Network | None
-    new: int
+    network: Network  # that learns; on its device, with what must not learn frozen
+    prior: Network | None  # model of the task before, made for inference, if the method asks for it
+    new: int  # how many classes are new
     examples: Examples
     precision: Precision
-    backbone_is_frozen: bool
+    backbone_is_frozen: bool  # in this task
 
     def __post_init__(self) -> None:
         self.group, self.classes = self.examples.group, self.examples.view.classes
@@ -55,7 +47,7 @@ class Objective:
             net.on_maps() if net and self.backbone_is_frozen else net for net in (self.network, self.prior)
         )
         compiled = torch.compile(learner) if self.config.train.compile else learner
-        self.learner = self.group.learner(cast(nn.Module, compiled))
+        self.learner = self.group.learner(cast(nn.Module, compiled))  # averages gradients over processes
         self._prior_logits: Tensor | None = None
         self._labels = ExemplarLabels.of(self.examples, self.new)
         self.draws_features = self.config.statistics.replay and self.prior is not None
@@ -211,7 +203,6 @@ class Objective:
         return None if self._prior_network is None else self._compute_prior(images)
 
     def _compute_prior(self, images: Tensor) -> Outputs:
-        """What the prior model says of some images, computed."""
         assert self._prior_network is not None
         intermediates = self.needs_intermediates
         with torch.no_grad(), torch.inference_mode(not intermediates):
@@ -220,14 +211,13 @@ class Objective:
 
     def _count_correlations(self) -> None:
         """Fill the head's statistical matrix from the task's labels and the prior model's scores."""
-        own = self.examples.own
-        labels = torch.from_numpy(self.examples.view.targets()[:own])
+        labels = self.labels()
         matrix = self.network.head.get_buffer("statistical_cm")
         if self.config.labels == "seen":  # nothing is hidden: all classes are counted alike
             matrix.copy_(statistical_cm(labels))
             return
         old = len(self.classes) - self.new
-        prior_logits = self.logits_of_prior()[:own].cpu() if self.prior is not None else None
+        prior_logits = self.logits_of_prior()[: len(labels)].cpu() if self.prior is not None else None
         prior_cm = matrix[:old, :old].cpu().clone() if old else None
         matrix.copy_(statistical_cm(labels[:, old:], prior_logits, prior_cm))
 

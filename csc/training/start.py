@@ -1,7 +1,6 @@
 """What a task's training starts from: an initialisation, cached maps, or the model of the task before."""
 
 import copy
-import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -54,7 +53,7 @@ def start_task(
         tasks=task.total,
         classes=task.seen,
         new=task.new,
-        config=json.loads(settings.to_json()),
+        config=settings.tree(),
         initialisation={},
         mean=(),
         std=(),
@@ -95,7 +94,6 @@ def _inherited(before: ModelCard | FeatureCard) -> dict[str, Any]:
 
 
 def _grown(settings: Config, prior: Network, task: Task, card: ModelCard, prior_folder: Path) -> Start:
-    """The prior network with a larger head."""
     network = copy.deepcopy(prior)
     quirks = settings.release_quirks
     network.head = grow(prior.head, len(task.seen), reset_biases=quirks.legacy_bias_reset)
