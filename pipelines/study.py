@@ -8,7 +8,6 @@ that begin together would all make them. The tables come last and always: a fail
 import json
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -18,7 +17,7 @@ from kfp.dsl.base_component import BaseComponent
 from csc.artifacts import StudyOrder
 from csc.components.collect.component import collect
 from csc.components.embed.component import embed
-from csc.pipelines.package import STEPS, checked_steps, write_package
+from csc.pipelines.package import STEPS, checked_steps
 from csc.pipelines.pods import apply
 from csc.pipelines.profile import Profile
 from csc.pipelines.scenario import LOCAL, build_pipeline, open_data
@@ -27,7 +26,7 @@ from csc.study.cells import Cell, DataSource
 from csc.study.cells import cells as cells_of
 from csc.study.spec import Study
 
-__all__ = ["Loop", "build_study", "compile_study", "loops", "order_for", "parts", "study_name"]
+__all__ = ["Loop", "build_study", "loops", "order_for", "parts", "study_name"]
 
 
 class Loop(NamedTuple):
@@ -141,16 +140,3 @@ def _maps_made(turns: Sequence[Loop], profile: Profile) -> dict[tuple[Any, ...],
         step = embed(origin=origin, scenario=cell.scenario.name, config=cell.settings)
         made[key] = apply(profile, step, gpus=1).set_caching_options(False)
     return made
-
-
-def compile_study(
-    study: Study,
-    cells: Iterable[Cell],
-    sources: Mapping[str, DataSource],
-    out: Path,
-    profile: Profile = LOCAL,
-    parallelism: int | None = None,
-    on_cluster: bool = False,
-) -> None:
-    """Write the compiled pipeline of a study as YAML; see `build_study` and `write_package`."""
-    write_package(build_study(study, cells, sources, profile, parallelism), out, on_cluster=on_cluster)

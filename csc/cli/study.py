@@ -6,11 +6,10 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from csc.cli.cluster import endpoint_arguments, open_endpoint
 from csc.cli.command import Command
 from csc.cli.run import class_count
-from csc.cli.submit import check_edited, check_on_cluster, run_arguments, send, warn_of_retries
-from csc.cli.workdir import use_profile, use_workdir
+from csc.cli.submit import check_edited, check_on_cluster, open_submission, send, submission_arguments
+from csc.cli.workdir import use_profile, use_workdir, workdir_argument
 from csc.config import parse_overrides
 from csc.data.dataset import Dataset
 from csc.data.ingest.digits import VERSION, ingest_digits
@@ -53,7 +52,7 @@ def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--profile", help=f"YAML file, or one of {', '.join(PROFILES)} (default: local, with --submit kubeflow)"
     )
-    parser.add_argument("--workdir", default="work", metavar="DIR", help="folder of runs and results (default: work)")
+    workdir_argument(parser)
     parser.add_argument("-o", "--output", metavar="DIR", help="folder of the tables (default: WORKDIR/studies)")
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--dry-run", action="store_true", help="list the cells and which are finished; run nothing")
@@ -66,8 +65,7 @@ def _arguments(parser: ArgumentParser) -> None:
     )
     instead.add_argument("--compile", metavar="FILE", help="write pipelines for a cluster instead of running")
     instead.add_argument("--submit", action="store_true", help="run on a Kubeflow cluster; see 'csc submit'")
-    endpoint_arguments(parser)
-    run_arguments(parser)
+    submission_arguments(parser)
     parser.add_argument("--runner", choices=["forked", "subprocess"], default="forked", help="see 'csc run'")
     parser.add_argument("--verbose", action="store_true", help="show all output of the steps")
 
@@ -268,8 +266,7 @@ def _submit(arguments: Namespace, study: Study, profile: Profile) -> int:
     check_edited(arguments.profile or "kubeflow", profile)
     for _, uri in map(_name_and_uri, arguments.data):
         check_on_cluster(uri)
-    endpoint = open_endpoint(arguments, profile)
-    warn_of_retries(arguments, profile)
+    endpoint = open_submission(arguments, profile)
     from csc.pipelines.study import study_name
 
     with tempfile.TemporaryDirectory(prefix="csc-submit-") as folder:
@@ -284,14 +281,15 @@ def _submit(arguments: Namespace, study: Study, profile: Profile) -> int:
 def _compiled(whole: Path, arguments: Namespace, study: Study, profile: Profile) -> list[tuple[Path, int]]:
     """Write the pipelines of a study, one file each, and return how many runs each has."""
     sources = _sources_there(study, arguments.data, profile)
-    from csc.pipelines.study import compile_study, parts
+    from csc.pipelines.package import write_package
+    from csc.pipelines.study import build_study, parts
 
     cut = parts(cells(study, sources))
     if len(cut) > 1:
         print(f"{len(cut)} pipelines, because a cluster cannot hold the state of more steps in one; any order will do")
     files = [whole if len(cut) == 1 else whole.with_stem(f"{whole.stem}-{number + 1}") for number in range(len(cut))]
     for file, part in zip(files, cut, strict=True):
-        compile_study(study, part, sources, file, profile, arguments.parallel, on_cluster=True)
+        write_package(build_study(study, part, sources, profile, arguments.parallel), file, on_cluster=True)
     return [(file, len(part)) for file, part in zip(files, cut, strict=True)]
 
 

@@ -21,9 +21,10 @@ from csc.data.ingest.coco import ingest_coco
 from csc.data.ingest.digits import ingest_digits
 from csc.pipelines.extension import compile_extension
 from csc.pipelines.local.runner import run_compiled
+from csc.pipelines.package import write_package
 from csc.pipelines.profile import read_profile
 from csc.pipelines.scenario import compile_pipeline
-from csc.pipelines.study import compile_study
+from csc.pipelines.study import build_study
 from csc.pipelines.window import Window
 from csc.scenario import Scenario
 from csc.study.cells import DataSource, cells
@@ -151,7 +152,7 @@ def study(kubeflow: Kubeflow) -> Run:
     sources = {"digits": DataSource(kubeflow.data, CLASSES)}
     profile = read_profile("kubeflow")
     return kubeflow.run(
-        lambda path: compile_study(asked, cells(asked, sources), sources, path, profile, on_cluster=True)
+        lambda path: write_package(build_study(asked, cells(asked, sources), sources, profile), path, on_cluster=True)
     )
 
 

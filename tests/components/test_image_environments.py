@@ -12,9 +12,10 @@ from csc.config import resolve
 from csc.data.ingest.coco import ingest_coco
 from csc.data.ingest.digits import ingest_digits
 from csc.pipelines.extension import compile_extension
+from csc.pipelines.package import write_package
 from csc.pipelines.profile import Profile
 from csc.pipelines.scenario import compile_pipeline
-from csc.pipelines.study import compile_study
+from csc.pipelines.study import build_study
 from csc.pipelines.window import Window
 from csc.scenario import Scenario
 from csc.study.cells import DataSource, cells
@@ -90,7 +91,7 @@ def test_all_steps_of_a_scenario_a_window_an_extension_and_a_study_run_with_the_
     asked = Study("small", "Small", (Row("CSC", "csc", settings=ON_MAPS),), (DIGITS.name,), seeds=(0,))
     sources = {"digits": DataSource(data, CLASSES)}
     out = tmp_path / "study.yaml"
-    compile_study(asked, cells(asked, sources), sources, out, on_cluster=True)
+    write_package(build_study(asked, cells(asked, sources), sources), out, on_cluster=True)
 
     def only_the_tables(step: Step) -> Output:
         if step.name == "collect":

@@ -11,9 +11,10 @@ from google.protobuf import json_format
 from kfp import compiler, dsl
 from kfp.pipeline_spec import pipeline_spec_pb2
 
+from csc.pipelines.package import write_package
 from csc.pipelines.profile import read_profile
 from csc.pipelines.scenario import compile_pipeline
-from csc.pipelines.study import compile_study
+from csc.pipelines.study import build_study
 from csc.pipelines.window import Window
 from csc.scenario import Scenario
 from csc.study.cells import DataSource, cells
@@ -42,7 +43,7 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> list[Step]:
     compiled = [folder / name for name in ("scenario.yaml", "window.yaml", "study.yaml")]
     compile_pipeline(DIGITS, CLASSES, compiled[0], {}, profile)
     compile_pipeline(DIGITS, CLASSES, compiled[1], {}, profile, Window.parse("4-", DIGITS, CLASSES))
-    compile_study(study, cells(study, sources), sources, compiled[2], profile)
+    write_package(build_study(study, cells(study, sources), sources, profile), compiled[2])
     return [step for path in compiled for step in plan(read_package(path))]
 
 

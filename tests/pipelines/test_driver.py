@@ -9,9 +9,10 @@ import pytest
 from google.protobuf import json_format
 from kfp.pipeline_spec import pipeline_spec_pb2
 
+from csc.pipelines.package import write_package
 from csc.pipelines.profile import read_profile
 from csc.pipelines.scenario import compile_pipeline
-from csc.pipelines.study import compile_study
+from csc.pipelines.study import build_study
 from csc.pipelines.window import Window
 from csc.scenario import CLASS_COUNTS, PAPER_SCENARIOS, Scenario
 from csc.study.cells import DataSource, cells
@@ -61,7 +62,7 @@ def _compile(name: str, path: Path) -> None:
     profile = read_profile("kubeflow")
     if name in STUDIES:
         study = read_study(name.removeprefix("study ")).subset(*STUDIES[name])
-        compile_study(study, cells(study, SOURCES), SOURCES, path, profile)
+        write_package(build_study(study, cells(study, SOURCES), SOURCES, profile), path)
         return
     title, settings, tasks = SCENARIOS[name]
     scenario = Scenario.parse(title)

@@ -25,9 +25,9 @@ from csc.components.collect.component import collect
 from csc.config import resolve
 from csc.errors import BadScenario, TrackingError
 from csc.pipelines.local.interrupts import interruptible
-from csc.pipelines.package import STEPS, STEPS_LIMIT
+from csc.pipelines.package import STEPS, STEPS_LIMIT, write_package
 from csc.pipelines.profile import Profile, read_profile
-from csc.pipelines.study import compile_study, loops, order_for, parts
+from csc.pipelines.study import build_study, loops, order_for, parts
 from csc.study import cells as cells_module
 from csc.study.cells import DataSource, Result, cells
 from csc.study.live import RunningCell, picture
@@ -56,7 +56,7 @@ def compiled(tmp_path):
     def compile_it(study, asked=None, profile=None, parallelism=None):
         path = tmp_path / "study.yaml"
         asked = cells(study, SOURCES) if asked is None else asked
-        compile_study(study, asked, SOURCES, path, profile or Profile(), parallelism)
+        write_package(build_study(study, asked, SOURCES, profile or Profile(), parallelism), path)
         return list(yaml.load_all(path.read_text(), yaml.CSafeLoader)), path.stat().st_size
 
     return compile_it

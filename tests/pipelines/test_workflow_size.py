@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from csc.pipelines.package import STEPS, STEPS_LIMIT
+from csc.pipelines.package import STEPS, STEPS_LIMIT, write_package
 from csc.pipelines.profile import SHIPPED, read_profile
 from csc.pipelines.scenario import compile_pipeline
-from csc.pipelines.study import compile_study, parts
+from csc.pipelines.study import build_study, parts
 from csc.pipelines.window import Window
 from csc.scenario import CLASS_COUNTS, PAPER_SCENARIOS, Scenario
 from csc.study.cells import DataSource, cells
@@ -92,7 +92,7 @@ FORMS = {
 def test_the_pipelines_of_a_study_fill_at_most_three_quarters(tmp_path, form):
     path, study = tmp_path / "study.yaml", FORMS[form]
     first = parts(cells(study, SOURCES))[0]
-    compile_study(study, first, SOURCES, path, read_profile("kubeflow"), on_cluster=True)
+    write_package(build_study(study, first, SOURCES, read_profile("kubeflow")), path, on_cluster=True)
     size = measure(read_package(path))
     assert STEPS * 0.7 < size.steps <= STEPS + 5  # the tables, and steps that make maps
     assert size.compressed <= LIMIT * 3 // 4
