@@ -17,7 +17,6 @@ __all__ = [
     "calibration_error",
     "calibration_errors",
     "confidence_bins",
-    "confidence_histogram",
     "entropy",
     "evaluate",
     "expected_calibration_error",
@@ -205,16 +204,6 @@ def scaled(scores: Scores, temperature: float) -> Scores:
     return confidences
 
 
-def confidence_histogram(scores: Scores, targets: Targets, bins: int = 10) -> tuple[Counts, Counts]:
-    """Count the present and the absent labels in each of `bins` equal intervals of confidence.
-
-    >>> confidence_histogram(np.array([[0.1, 0.6], [0.9, 1.0]]), np.array([[False, False], [True, True]]), bins=2)
-    (array([0, 2]), array([1, 1]))
-    """
-    count, _, present = confidence_bins(scores, targets, bins)
-    return present, count - present
-
-
 def forgetting(best_ap: Mapping[str, float], ap: Mapping[str, float]) -> float:
     """Return how much AP the classes of earlier tasks have lost, on average, since each was at its best (`best_ap`).
 
@@ -242,7 +231,8 @@ def evaluate(
     """Return all metrics of one task as plain finite numbers, ready for `metrics.json`.
 
     mAP, CF1, OF1, CP, CR, OP, OR, FPR, `AP` and `best_AP` by class and the calibration errors are in percent,
-    `forgetting` in percent points, `H` in nats; `confidence` is the histogram of the confidences.
+    `forgetting` in percent points, `H` in nats; `confidence` is the histogram of the confidences of present labels
+    (`positives`) and absent ones.
 
     `best_ap` is `best_AP` of the task before. The first `old` of the classes are of earlier tasks. `temperature` and
     `thresholds` are of the model's calibration: CF1_own and OF1_own are those at `thresholds`, and at `threshold` for
@@ -255,7 +245,7 @@ def evaluate(
     _check(scores, targets, classes, best_ap)
     # The dtype stays as it is: 0.8 as float32 is not above a threshold of 0.8, but would be after a cast to float64.
     ap = dict(zip(classes, (100 * average_precision(scores, targets)).tolist(), strict=True))
-    positives, negatives = confidence_histogram(scores, targets)
+    count, _, present = confidence_bins(scores, targets, bins=10)
     own = np.array([thresholds.get(name, threshold) for name in classes], scores.dtype)
     at_own = precision_recall_f1(scores, targets, own)
     return {
@@ -273,9 +263,9 @@ def evaluate(
         "AP": ap,
         "best_AP": {name: max(value, float(best_ap.get(name, value))) for name, value in ap.items()},
         "confidence": {
-            "edges": (np.arange(len(positives) + 1) / len(positives)).tolist(),
-            "positives": positives.tolist(),
-            "negatives": negatives.tolist(),
+            "edges": (np.arange(11) / 10).tolist(),
+            "positives": present.tolist(),
+            "negatives": (count - present).tolist(),
         },
     }
 

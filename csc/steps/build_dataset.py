@@ -18,12 +18,7 @@ __all__ = ["build_dataset"]
 def build_dataset(origin: str, split: str, config: str, train_out: str, test_out: str) -> None:
     """Write `train.parquet` and `test.parquet` of one task.
 
-    Args:
-        origin: of the data, from `ingest`.
-        split: `split.json`.
-        config: settings as JSON; `labels` says what the training view shows, `held_out` what is tested on.
-        train_out: file to write.
-        test_out: file to write.
+    The setting `labels` says what the training view shows, `held_out` what is tested on.
     """
     chosen = Split.read(split)
     task = chosen.task

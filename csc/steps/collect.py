@@ -21,16 +21,9 @@ __all__ = ["collect"]
 
 @with_retries
 def collect(order: str, page_out: str, table_out: str, files_out: str) -> str:
-    """Write the tables of a study; a cell that was to be run and is not finished has failed.
+    """Write the tables of a study as HTML, as Markdown and as a folder with all forms; return them as text.
 
-    Args:
-        order: a `StudyOrder`, as JSON.
-        page_out: HTML file to write.
-        table_out: Markdown file to write.
-        files_out: folder to write, with the tables in all forms.
-
-    Returns:
-        The tables as text.
+    `order` is a `StudyOrder`, as JSON. A cell that was to be run and is not finished has failed.
     """
     wanted = StudyOrder.from_json(order)
     study = wanted.study_as(Study)

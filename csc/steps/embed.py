@@ -54,11 +54,7 @@ def embed(origin: str, scenario: str, config: str) -> str:
 
     Only what is missing or damaged is computed: other shards of an earlier try are kept, and so are views. Runs that
     make the same maps at once do not spoil them: the first to finish a shard is the one whose shard counts.
-
-    Args:
-        origin: of the data, from `ingest`.
-        scenario: name.
-        config: settings as JSON; `features.views` says how many views of a training image.
+    `features.views` says how many views of a training image there are.
     """
     settings = resolve(Scenario.parse(scenario).dataset, config)
     if settings.features.views == 0:

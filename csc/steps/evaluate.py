@@ -29,14 +29,7 @@ def evaluate(
 ) -> Metrics:
     """Score all test images of a task, write `scores.parquet` and `metrics.json`, and return the metrics.
 
-    Args:
-        model: model folder.
-        test_view: `test.parquet` of the task.
-        scores_out: file to write.
-        metrics_out: file to write.
-        prior: `registered.json` of the task before, for what the model has forgotten since.
-        features: uri of cached feature maps, from `embed`; the head then reads them instead of images.
-        evidence_out: file to write, with what a page shows of the model; none if empty.
+    `prior` is for what the model has forgotten since. `evidence_out` gets what a page shows of the model, if given.
     """
     from csc.distributed.launch import processes_for, run
 

@@ -13,12 +13,7 @@ __all__ = ["extend"]
 def extend(origin: str, scenario: str, model: str, split_out: str, registered_out: str) -> None:
     """Write `split.json`, with the classes of a data set as the new ones, and `registered.json` of the model before.
 
-    Args:
-        origin: of the new data, from `ingest`.
-        scenario: name of the extended scenario.
-        model: the registered model that is extended, as `models:/NAME/VERSION`.
-        split_out: file to write.
-        registered_out: file to write.
+    `scenario` is the extended one; `model` is what is extended, as `models:/NAME/VERSION`.
     """
     dataset = Dataset.open(Origin.from_json(origin).data)
     version = find_version(model)

@@ -18,9 +18,7 @@ __all__ = ["describe", "ingest"]
 def ingest(scenario: str, data: str) -> Origin:
     """Open the data set of a scenario; the embedded digits are made if they are not there yet.
 
-    Args:
-        scenario: name, for instance `voc-b0c4`.
-        data: folder or `s3://` prefix that holds, or for digits will hold, the data set.
+    `data` is a folder or an `s3://` prefix that holds, or for digits will hold, the data set.
     """
     tracking = without_secrets(tracking_uri())  # an address that cannot be used is refused before any work
     wanted = Scenario.parse(scenario)
@@ -55,12 +53,7 @@ def _notes(dataset: Dataset, *, extends: bool) -> list[str]:
 
 
 def describe(origin: Origin, out: str) -> dict[str, str | int]:
-    """Write what a data set is and where into a file, the first artifact of a run; return the same.
-
-    Args:
-        origin: from `ingest`.
-        out: file to write.
-    """
+    """Write what a data set is and where into a file, the first artifact of a run; return the same."""
     dataset = Dataset.open(origin.data)
     images = [int(dataset.splits[split]["images"]) for split in ("train", "test")]
     facts = DatasetFacts(dataset.name, origin.data, dataset.fingerprint, len(dataset.classes), *images)

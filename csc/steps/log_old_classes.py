@@ -11,9 +11,7 @@ __all__ = ["log_old_classes"]
 def log_old_classes(registered: str, metrics: str) -> None:
     """Keep metrics on images that label the old classes with the runs of a registered task; the report shows them.
 
-    Args:
-        registered: `registered.json` of the task.
-        metrics: `metrics.json` of its model on those images.
+    `registered` is `registered.json` of the task.
     """
     record, judged = RegisteredTask.read(registered), Metrics.read(metrics)
     keep_old_classes(record, judged)

@@ -15,14 +15,8 @@ __all__ = ["prior"]
 def prior(origin: str, scenario: str, config: str, task: int, out: str) -> None:
     """Write `registered.json` of an earlier task of the same run, as `register` wrote it.
 
-    The same run means the same settings and seed, data and code: a window continues a run, it never mixes two.
-
-    Args:
-        origin: of the data, from `ingest`.
-        scenario: name.
-        config: settings as JSON.
-        task: number of the task whose model is looked for.
-        out: file to write.
+    The same run means the same settings and seed, data and code: a window continues a run, it never mixes two. `task`
+    is the one whose model is looked for.
     """
     source = Origin.from_json(origin)
     settings = resolve(Scenario.parse(scenario).dataset, config)

@@ -29,14 +29,8 @@ def register(
 ) -> dict[str, str | int | float]:
     """Register a model with its metrics, write `registered.json`, and return where the version is.
 
-    Args:
-        model: model folder.
-        metrics: `metrics.json` of the task.
-        test_view: `test.parquet`, noted as the data the metrics are of.
-        out: file to write.
-        prior: `registered.json` of the task before, whose results are carried on.
-        evidence: `evidence.parquet` of the task, kept for the report; none if empty.
-        scores: `scores.parquet` of the task, kept so that runs can be compared image by image; none if empty.
+    The test view is noted as the data that the metrics are of, and the results of `prior` are carried on. `evidence` is
+    kept for the report, `scores` so that runs can be compared image by image, if given.
     """
     folder = Path(model)
     card, numbers, training = read_card(folder), Metrics.read(metrics), Training.read(folder / TRAINING_LOG)

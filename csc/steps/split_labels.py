@@ -11,15 +11,7 @@ __all__ = ["split_labels"]
 
 @with_retries
 def split_labels(origin: str, scenario: str, task: int, tasks: int, out: str) -> None:
-    """Write `split.json` of one task.
-
-    Args:
-        origin: of the data, from `ingest`.
-        scenario: name.
-        task: number of the task, from 1.
-        tasks: how many tasks the pipeline was compiled for.
-        out: file to write.
-    """
+    """Write `split.json` of one task; the pipeline was compiled for so many `tasks`."""
     dataset = Dataset.open(Origin.from_json(origin).data)
     chosen = Scenario.parse(scenario).task(dataset.classes, task)
     if chosen.total != tasks:

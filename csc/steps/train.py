@@ -54,15 +54,9 @@ def train(
 ) -> dict[str, str | int]:
     """Train the model of one task, write it as a model folder, and return what it is.
 
-    Args:
-        config: settings as JSON.
-        split: `split.json` of the task.
-        train_view: `train.parquet` of the task; it has no label of another task.
-        out: model folder to write.
-        prior: `registered.json` of the task before; its model is fetched from the registry.
-        checkpoints: folder that outlives this step, for resuming a try that died; next to `out` if empty.
-        features: uri of cached feature maps, from `embed`; the head then learns on them instead of images.
-        pod: what the pipeline sets for the step's pod, by the names of kfp's TaskConfig; for several nodes.
+    The view has no label of another task. The model of `prior` is fetched from the registry. `checkpoints` is a folder
+    that outlives this step, for resuming a try that died; next to `out` if empty. `pod` is what the pipeline sets for
+    the step's pod, by the names of kfp's TaskConfig, for several nodes.
     """
     from csc.distributed.launch import processes_for, run
 

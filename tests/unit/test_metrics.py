@@ -176,11 +176,10 @@ def test_f1_at_the_models_own_thresholds_stands_next_to_the_papers():
 
 
 def test_confidence_histogram_closes_the_last_bin():
-    positives, negatives = metrics.confidence_histogram(
-        np.array([[0.0, 0.1, 0.8, 1.0]]), np.array([[False, False, True, True]])
-    )
-    assert positives.tolist() == [0, 0, 0, 0, 0, 0, 0, 0, 1, 1]
-    assert negatives.tolist() == [1, 1, 0, 0, 0, 0, 0, 0, 0, 0]
+    scores, targets = np.array([[0.0, 0.1, 0.8, 1.0]]), np.array([[False, False, True, True]])
+    confidence = metrics.evaluate(scores, targets, list("abcd"))["confidence"]
+    assert confidence["positives"] == [0, 0, 0, 0, 0, 0, 0, 0, 1, 1]
+    assert confidence["negatives"] == [1, 1, 0, 0, 0, 0, 0, 0, 0, 0]
 
 
 def test_forgetting_counts_only_classes_of_earlier_tasks():
