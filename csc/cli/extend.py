@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from csc.artifacts import RegisteredTask
-from csc.cli.cluster import endpoint_arguments, open_endpoint
 from csc.cli.command import Command
 from csc.cli.preflight import preflight
-from csc.cli.run import display_for, overrides_of, run_here, show_results, shown_arguments
-from csc.cli.submit import check_edited, check_on_cluster, run_arguments, send, warn_of_retries
+from csc.cli.run import display_for, local_run_arguments, overrides_of, run_here, show_results
+from csc.cli.submit import check_edited, check_on_cluster, open_submission, send, submission_arguments
 from csc.cli.workdir import use_profile, use_workdir
 from csc.config import Config, differences, resolve
 from csc.config.layers import method_class
@@ -41,10 +40,9 @@ def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--profile", help=f"YAML file, or one of {', '.join(SHIPPED)} (default: local, with --submit kubeflow)"
     )
-    shown_arguments(parser)
+    local_run_arguments(parser)
     parser.add_argument("--submit", action="store_true", help="run on a Kubeflow cluster; see 'csc submit'")
-    endpoint_arguments(parser)
-    run_arguments(parser)
+    submission_arguments(parser)
 
 
 @dataclass(frozen=True)
@@ -135,8 +133,7 @@ def _submit(arguments: Namespace, profile: Profile, extension: _Extension) -> in
     from csc.pipelines.scenario import pipeline_name
 
     scenario, config = extension.scenario, extension.config
-    endpoint = open_endpoint(arguments, profile)
-    warn_of_retries(arguments, profile)
+    endpoint = open_submission(arguments, profile)
     inputs = {key: value for key, value in run_defaults(profile, scenario).items() if key != "data"} | extension.inputs
     with tempfile.TemporaryDirectory(prefix="csc-submit-") as folder:
         package = Path(folder) / "pipeline.yaml"

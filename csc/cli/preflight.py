@@ -11,31 +11,17 @@ from csc.config import Config
 from csc.config.checks import check_settings
 from csc.errors import BadConfig, BadData
 
-__all__ = ["DISTRIBUTION", "EXTRAS", "missing_packages", "preflight"]
+__all__ = ["EXTRAS", "missing_packages", "preflight"]
 
 DISTRIBUTION = "csc-mlcil"  # the name of this project on a package index
 
-# The extra of the distribution that brings a package.
-EXTRAS = {
-    "alembic": "tracking",
-    "certifi": "pipelines",
-    "docker": "pipelines",
-    "kfp": "pipelines",
-    "kfp_server_api": "pipelines",
-    "kubernetes": "pipelines",
-    "mlflow": "tracking",
-    "pandas": "train",
-    "rich": "pipelines",
-    "safetensors": "train",
-    "simplejpeg": "train",
-    "sklearn": "data",
-    "sqlalchemy": "tracking",
-    "starlette": "train",
-    "timm": "train",
-    "torch": "train",
-    "torchvision": "train",
-    "uvicorn": "train",
+_PACKAGES = {  # that an extra of the distribution brings
+    "data": ("sklearn",),
+    "pipelines": ("certifi", "docker", "kfp", "kfp_server_api", "kubernetes", "rich"),
+    "tracking": ("alembic", "mlflow", "sqlalchemy"),
+    "train": ("pandas", "safetensors", "simplejpeg", "starlette", "timm", "torch", "torchvision", "uvicorn"),
 }
+EXTRAS = {package: extra for extra, packages in _PACKAGES.items() for package in packages}
 NEEDED = {"run": ("kfp", "mlflow", "torch", "timm"), "containers": ("kfp", "mlflow", "docker")}
 LEAST_ROOM = 500 << 20  # bytes: a model of a small network for each of a few tasks
 
@@ -49,11 +35,8 @@ def missing_packages(*names: str) -> str:
 def preflight(config: Config, workdir: Path, *, makes_digits: bool = False, in_containers: bool = False) -> None:
     """Refuse a run that cannot succeed on this machine.
 
-    Args:
-        config: its settings.
-        workdir: folder of runs and results, which may not be there yet.
-        makes_digits: whether its first step makes the data from the digits of scikit-learn.
-        in_containers: whether its steps bring their packages and fetch their weights themselves.
+    The first step of one that `makes_digits` takes them from scikit-learn; steps `in_containers` bring their packages
+    and fetch their weights themselves. The work folder may not be there yet.
     """
     needed = NEEDED["containers"] if in_containers else NEEDED["run"] + ("sklearn",) * makes_digits
     if missing := [name for name in needed if importlib.util.find_spec(name) is None]:

@@ -38,11 +38,11 @@ __all__ = [
     "RUN",
     "class_count",
     "display_for",
+    "local_run_arguments",
     "overrides_of",
     "run_here",
     "scenario_arguments",
     "show_results",
-    "shown_arguments",
 ]
 
 
@@ -118,11 +118,11 @@ def _compile(arguments: Namespace) -> int:
 
 def _run_arguments(parser: ArgumentParser) -> None:
     scenario_arguments(parser)
-    shown_arguments(parser)
+    local_run_arguments(parser)
     parser.add_argument("--dry-run", action="store_true", help="print settings and what would be done; run nothing")
 
 
-def shown_arguments(parser: ArgumentParser) -> None:
+def local_run_arguments(parser: ArgumentParser) -> None:
     """Declare where a run on this machine goes, how it is run, and what is shown of it."""
     workdir_argument(parser)
     shown = parser.add_mutually_exclusive_group()
@@ -228,14 +228,8 @@ def run_here(
 ) -> "LocalRun | None":
     """Run a pipeline on this machine, in one process at a time; none if a step crashed, which is told then.
 
-    Args:
-        arguments: of the command line.
-        workdir: folder of runs and results.
-        name: of the run's files there.
-        facts: what tracking knows the run by, see `csc.tracking.tracked_run.close_run`.
-        compile_to: writes the compiled pipeline.
-        inputs: its run-time arguments, but for the checkpoints.
-        display: shows what happens.
+    `name` is that of the run's files in the work folder, `facts` are what tracking knows it by, see
+    `csc.tracking.tracked_run.close_run`; `inputs` are the run-time arguments, but for the checkpoints.
     """
     from csc.pipelines.local.runner import StepCrashed, run_compiled
 
@@ -283,13 +277,7 @@ def display_for(arguments: Namespace, sizes: Sequence[int]) -> Display:
 def show_results(arguments: Namespace, run: "LocalRun", page: Path, model: str, key: str, task: int) -> None:
     """Print the results of a run and where everything is; with --json what the registry keeps of its last task.
 
-    Args:
-        arguments: of the command line.
-        run: what has ended.
-        page: where its report shall be, in the work folder.
-        model: name of the registered model.
-        key: by which tracking knows the run.
-        task: the last one of the run.
+    `page` is where its report goes, `model` the name of the registered model, and `key` is what tracking knows it by.
     """
     write_bytes(page, run.page.read_bytes())
     if arguments.json:

@@ -30,12 +30,13 @@ def _arguments(parser: ArgumentParser) -> None:
 
 
 def _serve(arguments: Namespace) -> int:
+    import numpy as np
     import starlette  # noqa: F401 - before the port is taken and the model fetched
     import uvicorn  # noqa: F401
 
     with listening(arguments.host, arguments.port) as listener:
         predictor = load_predictor(arguments.model, arguments.workdir)
-        _try_once(predictor)
+        predictor.confidences([np.zeros((predictor.size, predictor.size, 3), np.uint8)])  # the first is the slowest
         name = arguments.name or _name(arguments.model, predictor)
         from csc.serving.service import application
 
@@ -54,13 +55,6 @@ def listening(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         reason = str(getattr(error, "strerror", None) or error).partition(" (")[0]
         raise BadConfig(f"cannot listen on {host}, port {port} ({reason}); choose another address or port") from None
-
-
-def _try_once(predictor: "Predictor") -> None:
-    """Predict once, so that the first request is as quick as the others."""
-    import numpy as np
-
-    predictor.confidences([np.zeros((predictor.size, predictor.size, 3), np.uint8)])
 
 
 def _name(model: str, predictor: "Predictor") -> str:

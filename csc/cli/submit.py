@@ -21,17 +21,17 @@ from csc.tracking.names import run_title
 if TYPE_CHECKING:
     from csc.pipelines.cluster.endpoint import Endpoint
 
-__all__ = ["SUBMIT", "check_edited", "check_on_cluster", "run_arguments", "send", "warn_of_retries"]
+__all__ = ["SUBMIT", "check_edited", "check_on_cluster", "open_submission", "send", "submission_arguments"]
 
 
 def _submit_arguments(parser: ArgumentParser) -> None:
     scenario_arguments(parser, profile="kubeflow")
+    submission_arguments(parser)
+
+
+def submission_arguments(parser: ArgumentParser) -> None:
+    """Declare to which cluster and under which names a run goes, and whether it is followed."""
     endpoint_arguments(parser)
-    run_arguments(parser)
-
-
-def run_arguments(parser: ArgumentParser) -> None:
-    """Declare under which names a run goes to a cluster, and whether it is followed."""
     parser.add_argument("--experiment", help="of Kubeflow Pipelines (default: the profile's)")
     parser.add_argument("--namespace", help="where runs are, if Kubeflow has many users (default: the profile's)")
     parser.add_argument("--wait", action="store_true", help="tell every change until the run has ended")
@@ -50,8 +50,7 @@ def _submit(arguments: Namespace) -> int:
     # The data set is the cluster's; it is looked at from here only if the number of classes cannot be known otherwise.
     classes = CLASS_COUNTS.get(scenario.dataset) or class_count(scenario, data)
     window = Window.parse(arguments.tasks, scenario, classes)
-    endpoint = open_endpoint(arguments, profile)
-    warn_of_retries(arguments, profile)
+    endpoint = open_submission(arguments, profile)
     print(scenario.announcement(classes), flush=True)
     from csc.pipelines.package import checked_steps
     from csc.pipelines.scenario import compile_pipeline, pipeline_name
@@ -105,12 +104,14 @@ def check_edited(name: str, profile: Profile) -> None:
             raise BadConfig(f"{file}: images.{kind} is an example; copy the file, name your images, and give --profile")
 
 
-def warn_of_retries(arguments: Namespace, profile: Profile) -> None:
-    """Say if the cluster, as far as it can be seen from here, tries steps again otherwise than the profile expects."""
+def open_submission(arguments: Namespace, profile: Profile) -> "Endpoint":
+    """The cluster that a run goes to; says if it is seen to try steps again otherwise than the profile expects."""
+    endpoint = open_endpoint(arguments, profile)
     from csc.cli.cluster_doctor import retry_warning
 
     if warning := retry_warning(profile, arguments.namespace or ""):
         print(f"csc: {warning}", file=sys.stderr)
+    return endpoint
 
 
 def check_on_cluster(data: str) -> None:

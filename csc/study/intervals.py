@@ -52,10 +52,7 @@ def difference(
 ) -> Interval:
     """The mean difference of pairs of numbers, first minus second, with its interval.
 
-    Args:
-        pairs: the numbers of two methods, one pair for each seed.
-        resampled: the same numbers on resampled test images; none if they are not known.
-        images: how many test images there are.
+    There is a pair for each seed; `resampled` are the same numbers on resampled test images, if they are known.
     """
     differences = [first - second for first, second in pairs]
     mean, seeds = statistics.fmean(differences), len(pairs)

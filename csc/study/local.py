@@ -55,13 +55,7 @@ def run_cells(
 
     A line is printed for each cell that ends, and a terminal shows those at work. The first of the cells that share
     feature maps makes them; the others wait until it has ended. An interrupt ends all runs before it is raised again.
-
-    Args:
-        cells: to run, in this order.
-        command: gives the command line of a cell.
-        look_up: finds the result of a cell whose command has succeeded.
-        parallel: how many run at the same time.
-        verbose: print all output of the commands.
+    `look_up` finds the result of a cell whose command has succeeded.
     """
     waiting, running, failed = list(cells), list[_Run](), dict[str, str]()
     ended: queue.Queue[_Run] = queue.Queue()
