@@ -49,17 +49,10 @@ def compile_extension(
     profile: Profile = LOCAL,
     on_cluster: bool = False,
 ) -> None:
-    """Write the pipeline of an extension as YAML.
+    """Write the pipeline of an extension as YAML; `extended` is the fingerprint of the model that is extended.
 
-    Args:
-        scenario: of the extended model.
-        task: its number.
-        config: settings.
-        extended: fingerprint of the model that is extended.
-        out: file to write.
-        tests_old: whether the old classes are judged too, with the data set of the argument `test`.
-        profile: of the machine or cluster where it will run.
-        on_cluster: as for `csc.pipelines.scenario.pipeline_of`.
+    With `tests_old` the old classes are judged too, on the data set of the argument `test`; `on_cluster` is for
+    `csc.pipelines.scenario.pipeline_of`.
     """
     trainer = train_on_nodes if config.train.nodes > 1 else train
     default, name = differences(scenario.dataset, config), scenario.name

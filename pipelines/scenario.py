@@ -98,7 +98,7 @@ def learn_split(
 
     The base task has no `prior`.
     """
-    views = build_dataset(origin=given.origin, config=given.config, split=split)
+    views = apply(profile, build_dataset(origin=given.origin, config=given.config, split=split))
     train_view, test_view = views.outputs["train_view"], views.outputs["test_view"]
     trained = train(
         config=given.config,
@@ -108,15 +108,11 @@ def learn_split(
         train_view=train_view,
         **prior,
     )
-    model = trained.outputs["model"]
-    scored = evaluate(features=given.features, model=model, test_view=test_view, **prior)
+    model = apply(profile, trained, given.gpus).outputs["model"]
+    scored = apply(profile, evaluate(features=given.features, model=model, test_view=test_view, **prior), given.gpus)
     metrics, scores = scored.outputs["metrics"], scored.outputs["scores"]
-    registered = register(model=model, metrics=metrics, test_view=test_view, scores=scores, **prior)
-    for step in (views, registered):
-        apply(profile, step)
-    for step in (trained, scored):
-        apply(profile, step, given.gpus)
-    return {"model": model, "registered": registered.outputs["registered"]}
+    kept = apply(profile, register(model=model, metrics=metrics, test_view=test_view, scores=scores, **prior))
+    return {"model": model, "registered": kept.outputs["registered"]}
 
 
 def _tasks_with(train: BaseComponent, profile: Profile) -> tuple[BaseComponent, BaseComponent]:
@@ -165,15 +161,10 @@ def pipeline_of(
 ) -> BaseComponent:
     """Make the pipeline of a run.
 
-    Args:
-        steps: wires all steps and returns the last, the report. Its parameters, `data` and `config` among them, and
-            its docstring become those of the pipeline.
-        profile: of the machine or cluster where it will run.
-        scenario: which names it.
-        description: for the pages of a cluster.
-        on_cluster: whether an exit handler closes the MLflow runs of a run that failed. A pipeline with one has no
-            outputs, by a rule of kfp; one without returns its table and page, and whoever calls it does the closing.
-        extended: for the exit handler, the fingerprint of the model that the run extends.
+    `steps` wires all steps and returns the last, the report. Its parameters, `data` and `config` among them, and its
+    docstring become those of the pipeline. `on_cluster` an exit handler closes the MLflow runs of a run that failed; it
+    is told the fingerprint of the model that the run extends, if it does. A pipeline with one has no outputs, by a rule
+    of kfp; one without returns its table and page, and whoever calls it does the closing.
     """
     signature = inspect.signature(steps)
 
@@ -202,16 +193,10 @@ def build_pipeline(
     window: Window | None = None,
     on_cluster: bool = False,
 ) -> BaseComponent:
-    """Make the pipeline of a scenario.
+    """Make the pipeline of a scenario, with the tasks of a window or all of them; `on_cluster` is for `pipeline_of`.
 
-    Args:
-        scenario: which classes arrive when.
-        classes: how many the data set has.
-        settings: overrides that become the default of the run-time argument `config`; with `features.views` the
-            pipeline gets an embed step, with `train.nodes` above 1 its tasks are trained by the Kubeflow Trainer.
-        profile: of the machine or cluster where it will run.
-        window: the tasks that it has; all of them if not given.
-        on_cluster: see `pipeline_of`.
+    The settings become the default of the run-time argument `config`. With `features.views` the pipeline gets an embed
+    step, with `train.nodes` above 1 its tasks are trained by the Kubeflow Trainer.
     """
     window = window or Window.parse(None, scenario, classes)
     resolved = resolve(scenario.dataset, settings)
@@ -230,11 +215,10 @@ def build_pipeline(
             # Cached, unlike ingest: the same record again, so that finished tasks of the window are reused.
             last = apply(profile, prior_model(task=window.first - 1, **known))
         for task in range(window.first, window.last + 1):
-            step = (
-                base_task(task=task, **shared)
-                if last is None
-                else incremental_task(task=task, prior=last.output, **shared)
-            )
+            if last is None:
+                step = base_task(task=task, **shared)
+            else:
+                step = incremental_task(task=task, prior=last.output, **shared)
             last = step.set_display_name(f"task-{task:02d}")
         return apply(profile, report(registered=last.output))
 

@@ -37,11 +37,8 @@ T = TypeVar("T")
 def processes_for(wanted: int | Literal["auto"], *, exactly: bool = True) -> int:
     """How many processes are to share the work that this one was asked to do.
 
-    `auto` is one for each visible GPU, and one on the CPU. A process that is itself one of several starts no more.
-
-    Args:
-        wanted: from the settings.
-        exactly: refuse more processes than there are GPUs, instead of starting one per GPU.
+    `auto` is one for each visible GPU, and one on the CPU. A process that is itself one of several starts no more. More
+    than there are GPUs are refused, or, if it need not be `exactly` as many as wanted, become one per GPU.
     """
     gpus = torch.cuda.device_count()
     if one_of_several():
@@ -59,12 +56,8 @@ def run(function: Callable[..., T], arguments: Mapping[str, Any], processes: int
     """Run a function of a module in several processes of this machine and return what it returns on rank 0.
 
     Output of the processes goes where ours goes. If one ends with a CscError, so does this; the others are stopped. All
-    of them end with this process, however it ends: the next try must not meet them.
-
-    Args:
-        function: found again by its name, so it must be at the top of a module.
-        arguments: as JSON can hold them; so must be the result.
-        processes: how many; they meet at a free port of 127.0.0.1.
+    of them end with this process, however it ends: the next try must not meet them. They find the function by its name,
+    so it must be at the top of a module; arguments and result are what JSON can hold.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -155,10 +148,7 @@ def _end_with_parent(launcher: int | None) -> None:
 def main(target: str, file: Path, launcher: int | None = None) -> int:
     """Be one of the processes: call the function with the arguments in the file; its result or error is written there.
 
-    Args:
-        target: from `target_of`.
-        file: the arguments, as JSON.
-        launcher: number of the process that called `run`; torchrun does not give its own.
+    `launcher` is the number of the process that called `run`; torchrun does not give its own.
     """
     _end_with_parent(launcher)
     module, _, name = target.partition(":")

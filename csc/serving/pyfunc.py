@@ -47,10 +47,8 @@ class Model:
     def predict(self, model_input: Any, params: Mapping[str, Any] | None = None) -> Any:
         """A data frame with one row per image and one column of confidences per class.
 
-        Args:
-            model_input: images, or a data frame whose first column holds them; each encoded as bytes or base64 text,
-                a path, a Pillow image or an RGB array.
-            params: none are used; MLflow passes them to every model.
+        The input is images, or a data frame whose first column holds them; each encoded as bytes or base64 text, a
+        path, a Pillow image or an RGB array. MLflow passes `params` to every model; none are used.
         """
         import pandas as pd
 

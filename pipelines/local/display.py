@@ -8,15 +8,10 @@ from typing import Self, TextIO
 
 from csc.data.progress import Report
 
-__all__ = ["Display", "PlainDisplay", "worth_showing"]
+__all__ = ["WORTH_SHOWING", "Display", "PlainDisplay"]
 
-_WORTH_SHOWING = re.compile(r"task \d|data: |note: |retry: ")  # how our steps begin their lines; the rest is in the log
+WORTH_SHOWING = re.compile(r"task \d|data: |note: |retry: ")  # how our steps begin their lines; the rest is in the log
 _SILENCE = 60.0  # seconds after which a step that says nothing is reported; doubled each time
-
-
-def worth_showing(line: str) -> bool:
-    """Whether a line that a step has printed tells the person something."""
-    return bool(_WORTH_SHOWING.match(line))
 
 
 class Display:
@@ -77,7 +72,7 @@ class PlainDisplay(Display):
     def line(self, line: str) -> None:
         """Print it if it tells something."""
         self.last = line or self.last
-        if self.verbose or worth_showing(line):
+        if self.verbose or WORTH_SHOWING.match(line):
             self.say(f"  {line}")
 
     def end(self, title: str, seconds: float) -> None:

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from csc.data.progress import Report, duration
-from csc.pipelines.local.display import Display, worth_showing
+from csc.pipelines.local.display import WORTH_SHOWING, Display
 
 __all__ = ["Forecast", "LiveDisplay"]
 
@@ -132,7 +132,7 @@ class LiveDisplay(Display):
             self.console.print(Text(f"  {line}"))  # in as many lines as it takes
         elif line.startswith("retry: ") or " · asked to stop · " in line:
             self._print(Text(f"  {line}", "yellow"))
-        elif worth_showing(line):
+        elif WORTH_SHOWING.match(line):
             self.said = line
 
     def progress(self, report: Report) -> None:
