@@ -12,6 +12,7 @@ bit for bit, but for shears (see there).
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -100,15 +101,15 @@ def _levels(pixels: Pixels) -> Image.Image:
     return Image.frombuffer("L", (pixels.size, 1), pixels, "raw", "L", 0, 1)
 
 
-def _sheared(pixels: Pixels, slope: float, axis: int) -> Pixels:
-    """Move each line along an axis by `slope` times its distance from the edge, with cubic interpolation on the line.
+def _shear(pixels: Pixels, magnitude: float, rng: np.random.Generator, axis: int) -> Pixels:
+    """Move each line along an axis in proportion to its distance from the edge, with cubic interpolation on the line.
 
     All of a line moves equally far: it is interpolated with four weights of its own, then shifted by whole pixels.
     Pillow interpolates each pixel for itself, in two dimensions and in double precision, and cuts off fractions. Where
     its rounding decides, values here are one level off: one of 300 in photographs, one of 50 in images of two colours.
     """
     side, lines = pixels.shape[axis], pixels.shape[1 - axis]
-    shift = slope * (np.arange(lines) + 0.5)
+    shift = _signed(magnitude, rng) * (np.arange(lines) + 0.5)
     whole = np.floor(shift)
     between = _between(pixels, shift - whole, axis)
     sheared = np.full_like(pixels, GREY[0])
@@ -146,17 +147,9 @@ def _between(pixels: Pixels, d: NDArray[np.float64], axis: int) -> Pixels:
     return between
 
 
-def _shear_x(pixels: Pixels, magnitude: float, rng: np.random.Generator) -> Pixels:
-    return _sheared(pixels, _signed(magnitude, rng), axis=1)
-
-
-def _shear_y(pixels: Pixels, magnitude: float, rng: np.random.Generator) -> Pixels:
-    return _sheared(pixels, _signed(magnitude, rng), axis=0)
-
-
-def _shifted(pixels: Pixels, distance: float, axis: int) -> Pixels:
-    """Move along an axis by the nearest whole number of pixels, to the left or up where the distance is positive."""
-    by = math.floor(distance + 0.5)
+def _translate(pixels: Pixels, magnitude: float, rng: np.random.Generator, axis: int) -> Pixels:
+    """Move along an axis by a part of its side, rounded to whole pixels; to the left or up if the sign is positive."""
+    by = math.floor(_signed(magnitude, rng) * pixels.shape[axis] + 0.5)
     result = np.full_like(pixels, GREY[0])
     new, old = result.swapaxes(0, axis), pixels.swapaxes(0, axis)
     if by >= 0:
@@ -164,14 +157,6 @@ def _shifted(pixels: Pixels, distance: float, axis: int) -> Pixels:
     else:
         new[-by:] = old[:by]
     return result
-
-
-def _translate_x(pixels: Pixels, magnitude: float, rng: np.random.Generator) -> Pixels:
-    return _shifted(pixels, _signed(magnitude, rng) * pixels.shape[1], axis=1)
-
-
-def _translate_y(pixels: Pixels, magnitude: float, rng: np.random.Generator) -> Pixels:
-    return _shifted(pixels, _signed(magnitude, rng) * pixels.shape[0], axis=0)
 
 
 def _rotate(pixels: Pixels, magnitude: float, _: np.random.Generator) -> Pixels:
@@ -258,10 +243,10 @@ OPERATIONS: dict[str, Operation] = {
     "sharpness": Operation(_sharpness, _range(0, 0.9)),
     "autocontrast": Operation(_autocontrast, _range(0, 0)),
     "posterize": Operation(_posterize, _whole_range(8, 4)),  # bits kept
-    "shearX": Operation(_shear_x, _range(0, 0.3)),
-    "translateX": Operation(_translate_x, _range(0, 150 / 331)),  # part of the side
-    "translateY": Operation(_translate_y, _range(0, 150 / 331)),
-    "shearY": Operation(_shear_y, _range(0, 0.3)),
+    "shearX": Operation(partial(_shear, axis=1), _range(0, 0.3)),
+    "translateX": Operation(partial(_translate, axis=1), _range(0, 150 / 331)),  # part of the side
+    "translateY": Operation(partial(_translate, axis=0), _range(0, 150 / 331)),
+    "shearY": Operation(partial(_shear, axis=0), _range(0, 0.3)),
     "rotate": Operation(_rotate, _range(0, 30)),  # degrees
     "equalize": Operation(_equalize, _range(0, 0)),
     "contrast": Operation(_contrast, _range(0, 0.9)),

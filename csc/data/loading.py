@@ -134,13 +134,7 @@ def _resized(pixels: Pixels, size: int) -> Pixels:
 class _Images:
     """A map from (epoch, draws) to a batch: what a thread or the processes of a data loader run.
 
-    Args:
-        view: which images, with which labels.
-        size: of the sides.
-        mode: of `decode`.
-        seed: of the augmentation, as `image_batches` takes it.
-        augment: whether images are augmented.
-        keep: whether decoded images stay in memory for the next epoch, should all of them fit.
+    With `keep`, decoded images stay in memory for the next epoch, should all of them fit.
     """
 
     def __init__(self, view: View, size: int, mode: str, seed: int | None, *, augment: bool, keep: bool) -> None:
@@ -229,10 +223,7 @@ def image_batches(
     """
     keep = len(plan) > 1 and workers in (0, "thread")  # processes would each keep their own
     images = _Images(view, size, decode, seed, augment=augment, keep=keep)
-    return _loaded(images, ((epoch, draws) for epoch, batches in plan for draws in batches), workers)
-
-
-def _loaded(images: _Images, keys: Iterable[Key], workers: Workers) -> Batches:
+    keys = ((epoch, draws) for epoch, batches in plan for draws in batches)
     if workers != "thread" and workers > 0:
         return Batches(_from_processes(images, keys, workers, torch.cuda.is_available()))
     return loaded(images.batch, keys, ahead=workers == "thread")
