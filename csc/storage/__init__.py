@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ __all__ = [
     "delete",
     "delete_below",
     "download",
+    "each_key_once",
     "exists",
     "is_remote",
     "join",
@@ -79,17 +81,17 @@ def read_json(uri: str | os.PathLike[str], named: str = "") -> Any:
     """Read JSON; an error names the file, by the name by which the user knows it."""
     try:
         text = read_bytes(uri).decode("utf-8")
-        return json.loads(text, object_pairs_hook=_each_key_once, parse_constant=_no_number)
+        return json.loads(text, object_pairs_hook=each_key_once, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise BadData(f"{named or uri}: not readable as JSON ({error})") from None
 
 
-def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"key {key!r} is given twice")
-        found[key] = value
+def each_key_once(pairs: list[tuple[str, Any]], problem: str = "key {!r} is given twice") -> dict[str, Any]:
+    """Make an object of JSON; raise ValueError for a key that it has twice, of which the last would silently win."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        counts = Counter(key for key, _ in pairs)
+        raise ValueError(problem.format(next(key for key in found if counts[key] > 1)))
     return found
 
 

@@ -39,8 +39,7 @@ _REFUSALS = {
 
 def read(uri: str, limit: int | None = None) -> bytes:
     """The content of an object; requested again if the connection breaks in the middle of it."""
-    bucket, key = bucket_and_key(uri)
-    with _store(uri) as client:
+    with _store(uri) as (client, bucket, key):
         from botocore.exceptions import HTTPClientError, IncompleteReadError
 
         for attempt in range(_ATTEMPTS):
@@ -57,34 +56,30 @@ def read(uri: str, limit: int | None = None) -> bytes:
 
 def write(uri: str, content: bytes) -> None:
     """Write a small object."""
-    bucket, key = bucket_and_key(uri)
-    with _store(uri) as client:
+    with _store(uri) as (client, bucket, key):
         client.put_object(Bucket=bucket, Key=key, Body=content)
 
 
 def upload(path: Path, uri: str) -> None:
     """Copy a local file to an object, in parts if it is long; the object appears complete or not at all."""
-    bucket, key = bucket_and_key(uri)
     try:
         file = path.open("rb")
     except OSError as error:
         raise BadData(f"{path}: not readable ({error.strerror or error})") from None
-    with file, _store(uri) as client:
+    with file, _store(uri) as (client, bucket, key):
         client.upload_fileobj(file, bucket, key)
 
 
 def download(uri: str, path: Path) -> None:
     """Copy an object to a local file, in parts if it is long; the file appears complete or not at all."""
-    bucket, key = bucket_and_key(uri)
-    with atomic_file(path) as temporary, _store(uri) as client:
+    with atomic_file(path) as temporary, _store(uri) as (client, bucket, key):
         client.download_file(bucket, key, str(temporary))
 
 
 def versions_below(uri: str) -> Iterator[tuple[str, int, str]]:
     """Name (relative), size and ETag of every object below a prefix, sorted; the ETag changes with the content."""
-    bucket, key = bucket_and_key(uri)
-    prefix = f"{key.rstrip('/')}/" if key else ""
-    with _store(uri) as client:
+    with _store(uri) as (client, bucket, key):
+        prefix = f"{key.rstrip('/')}/" if key else ""
         for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
             for item in page.get("Contents", ()):
                 if not item["Key"].endswith("/"):  # consoles make such objects to show an empty folder
@@ -93,16 +88,14 @@ def versions_below(uri: str) -> Iterator[tuple[str, int, str]]:
 
 def version_of(uri: str) -> tuple[int, str]:
     """Size and ETag of one object."""
-    bucket, key = bucket_and_key(uri)
-    with _store(uri) as client:
+    with _store(uri) as (client, bucket, key):
         head = client.head_object(Bucket=bucket, Key=key)
     return int(head["ContentLength"]), str(head["ETag"])
 
 
 def delete(uri: str) -> None:
     """Remove an object; one that does not exist is no error."""
-    bucket, key = bucket_and_key(uri)
-    with _store(uri) as client:
+    with _store(uri) as (client, bucket, key):
         client.delete_object(Bucket=bucket, Key=key)
 
 
@@ -124,10 +117,10 @@ def _client(process: int) -> Any:
 
 
 @contextlib.contextmanager
-def _store(uri: str | os.PathLike[str]) -> Iterator[Any]:
-    """Yield the client of this process; turn errors of boto3 into one line that names the address."""
-    text = os.fspath(uri)
-    where = text if text.isprintable() else ascii(text)
+def _store(uri: str) -> Iterator[tuple[Any, str, str]]:
+    """Yield the client of this process, bucket and key; turn errors of boto3 into one line that names the address."""
+    bucket, key = bucket_and_key(uri)
+    where = uri if uri.isprintable() else ascii(uri)
     try:
         from boto3.exceptions import RetriesExceededError
         from botocore.exceptions import BotoCoreError, ClientError
@@ -140,9 +133,9 @@ def _store(uri: str | os.PathLike[str]) -> Iterator[Any]:
     except ValueError:  # its text may contain a password
         raise BadData(f"{where}: the endpoint is no address; AWS_ENDPOINT_URL_S3 must look like http://host") from None
     try:
-        yield client
+        yield client, bucket, key
     except ClientError as error:
-        kind, reason = _refusal(client, error, bucket_and_key(uri)[0])
+        kind, reason = _refusal(client, error, bucket)
         raise kind(f"{where}: {reason}") from None
     except (BotoCoreError, RetriesExceededError) as error:
         kind, reason = _failure(client, getattr(error, "last_exception", error))

@@ -18,6 +18,7 @@ import numpy as np
 from csc.data.ingest.images import ImageRecord, split_by_name
 from csc.data.ingest.source import LONGEST_TABLE, Source
 from csc.errors import BadData
+from csc.storage import each_key_once
 
 __all__ = ["AnnotationFile", "Annotations", "read_annotations"]
 
@@ -125,7 +126,7 @@ def _decode(content: bytes, where: str) -> _File:
 
 
 def _check_keys(content: bytes, text: bytes | memoryview, tables: _File) -> None:
-    """Raise ValueError for a key that one object has twice; of both, the last would silently win.
+    """Raise ValueError for a key that one object has twice.
 
     The decoder does not tell. Keys are counted in the bytes of each table, which takes a fraction of its time; only a
     table that has more of them than objects is read again, object by object.
@@ -138,21 +139,18 @@ def _check_keys(content: bytes, text: bytes | memoryview, tables: _File) -> None
         spans.append((start, start + len(raw)))
         if any(content.count(f'"{key}"'.encode(), *spans[-1]) > len(objects) for key in kind.__struct_fields__):
             for row, item in enumerate(msgspec.json.decode(raw, type=list[msgspec.Raw])):
-                json.loads(bytes(item), object_pairs_hook=partial(_each_key_once, f"{table}[{row}]"))
+                json.loads(bytes(item), object_pairs_hook=_each_key_once_in(f"{table}[{row}]"))
     edges = [len(content) - len(text), *(edge for span in sorted(spans) for edge in span), len(content)]
     rest = b"0".join(content[start:end] for start, end in zip(edges[::2], edges[1::2], strict=True))
-    json.loads(rest, object_pairs_hook=partial(_each_key_once, "the file"))
+    json.loads(rest, object_pairs_hook=_each_key_once_in("the file"))
 
 
 def _address(buffer: bytes | memoryview) -> int:
     return np.frombuffer(buffer, np.uint8).ctypes.data
 
 
-def _each_key_once(where: str, pairs: list[tuple[str, Any]]) -> None:
-    names = [key for key, _ in pairs]
-    for key in names if len(set(names)) < len(names) else ():
-        if names.count(key) > 1:
-            raise ValueError(f"{where} has the key {key!r} twice")
+def _each_key_once_in(where: str) -> partial[dict[str, Any]]:
+    return partial(each_key_once, problem=f"{where} has the key {{!r}} twice")
 
 
 def _check(tables: _File, where: str) -> None:
