@@ -46,13 +46,18 @@ class Dataset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     labels_sha256: str = ""  # of labels.parquet
     digest: str = ""  # of all other facts in the card; none in older data sets
 
+    @staticmethod
+    def exists(uri: str | os.PathLike[str]) -> bool:
+        """Whether there is a finished data set; its card is written last."""
+        return exists(join(uri, "dataset.json"))
+
     @classmethod
     def open(cls, uri: str | Path) -> "Dataset":
         """Open the data set in a folder or below an `s3://` prefix."""
         uri = os.fspath(uri).rstrip("/") if is_remote(uri) else str(local_path(uri))
-        card = join(uri, "dataset.json")
-        if not exists(card):
+        if not cls.exists(uri):
             raise BadData(f"{uri}: not a data set (no dataset.json); make one with 'csc ingest … --out {uri}'")
+        card = join(uri, "dataset.json")
         info = read_json(card)
         if not isinstance(info, dict):
             raise BadData(f"{card}: expected an object with name, classes, splits, fingerprint, source")

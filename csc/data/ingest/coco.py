@@ -60,7 +60,7 @@ def ingest_coco2014(
 
 def coco2014_files(files: Source) -> list[AnnotationFile]:
     """Find the two annotation files of COCO 2014."""
-    root = next((top for top in _tops(files) if "annotations" in files.folders(top)), None)
+    root = next((top for top in files.tops() if "annotations" in files.folders(top)), None)
     if root is None:
         raise _no_layout(files)
     found = [_of_split(root, "annotations", split, name) for split, name in _COCO2014.items()]
@@ -106,7 +106,7 @@ def annotation_files(files: Source) -> tuple[list[AnnotationFile], list[str]]:
     - a single JSON file in `annotations/` or in the source: `split_by_name` then splits its images;
     - `train/_annotations.coco.json` with the images next to it, and the same in `test/`; without that, in `valid/`.
     """
-    for top in _tops(files):
+    for top in files.tops():
         in_folders = sorted(name for name in files.folders(top) if files.has(top / name / _IN_FOLDER))
         if in_folders:
             return _per_folder(files, top, in_folders)
@@ -120,10 +120,6 @@ def annotation_files(files: Source) -> tuple[list[AnnotationFile], list[str]]:
         if "annotations" in files.folders(top):
             raise BadData(f"{files.where(top / 'annotations')}: no train annotations; expected {_EXPECTED['train']}")
     raise _no_layout(files)
-
-
-def _tops(files: Source) -> list[PurePosixPath]:
-    return [PurePosixPath(), *(PurePosixPath(name) for name in sorted(files.folders()))]
 
 
 def _no_layout(files: Source) -> BadData:

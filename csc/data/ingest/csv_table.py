@@ -32,9 +32,10 @@ def ingest_csv(
     with Source(source) as files:
         file = _only_table(files)
         content = files.read(file, LONGEST_TABLE)
-        listing = _listing(files, file, content)
+        header, *rows = _rows(content, files.where(file))
+        listing = _listing(files, file, header, rows)
         record = {"kind": "csv", "files": {file.name: hashlib.sha256(content).hexdigest()}}
-        if len(_rows(content, "")[0]) == 2:
+        if len(header) == 2:
             record["split"] = SPLIT_BY_NAME
         classes = {label for row in listing for label in row.labels}
         return write_source(out, name, files, SourceListing(sorted(classes), listing, record), options)
@@ -42,7 +43,7 @@ def ingest_csv(
 
 def _only_table(files: Source) -> PurePosixPath:
     """Find the CSV file: in the source, or one folder deeper."""
-    for top in (PurePosixPath(), *(PurePosixPath(name) for name in sorted(files.folders()))):
+    for top in files.tops():
         found = sorted(name for name in files.names(top) if name.lower().endswith(".csv"))
         if len(found) > 1:
             raise BadData(f"{files.where(top)}: more than one CSV file ({', '.join(found)}); keep one")
@@ -67,9 +68,8 @@ def _rows(content: bytes, where: str) -> list[list[str]]:
     return rows
 
 
-def _listing(files: Source, file: PurePosixPath, content: bytes) -> list[ImageRecord]:
+def _listing(files: Source, file: PurePosixPath, header: list[str], rows: list[list[str]]) -> list[ImageRecord]:
     where = files.where(file)
-    header, *rows = _rows(content, where)
     listing: dict[str, ImageRecord] = {}
     for number, row in enumerate(rows, start=2):
         if not any(row):

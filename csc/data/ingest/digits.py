@@ -7,7 +7,6 @@ common, some are rare. Scene i of a split depends on the seed, the split and i a
 
 import functools
 import importlib.util
-import io
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -21,11 +20,10 @@ from PIL import Image
 
 from csc.data.dataset import SPLITS, Dataset
 from csc.data.ingest.classes import in_order
-from csc.data.ingest.images import Encoded, ImageRecord
+from csc.data.ingest.images import Encoded, ImageRecord, as_jpeg
 from csc.data.ingest.repair import is_undamaged
 from csc.data.ingest.writer import DEFAULTS, WriteOptions, write_dataset
 from csc.errors import BadConfig, BadData
-from csc.storage import exists, join
 
 __all__ = ["DIGIT_CLASSES", "compose_scene", "glyph_pools", "ingest_digits"]
 
@@ -77,21 +75,14 @@ def ingest_digits(
         options: how many processes, and where to print progress.
     """
     _check(train=train, test=test, size=size, seed=seed)
-    source: dict[str, Any] = {
-        "kind": "digits",
-        "train": train,
-        "test": test,
-        "size": size,
-        "seed": seed,
-        "version": VERSION,
-    }
-    if exists(join(out, "dataset.json")):
+    counts = {"train": train, "test": test}
+    source: dict[str, Any] = {"kind": "digits", **counts, "size": size, "seed": seed, "version": VERSION}
+    if Dataset.exists(out):
         present = Dataset.open(os.fspath(out))
         if present.source != source or present.classes != in_order(DIGIT_CLASSES, options.class_order):
             raise BadData(f"{out}: already contains another data set; choose another --out or remove it")
         if is_undamaged(present):
             return present
-    counts = dict(zip(SPLITS, (train, test), strict=True))
     listing = _listing(counts, seed)
     return write_dataset(out, "digits", DIGIT_CLASSES, listing, _Scenes(size, seed), source, options=options)
 
@@ -123,9 +114,7 @@ class _Scenes:
     def __call__(self, rows: Sequence[ImageRecord]) -> Iterator[Encoded]:
         for row in rows:
             image, _ = compose_scene(row.split, int(row.file), self.size, self.seed)
-            encoded = io.BytesIO()
-            image.save(encoded, "JPEG", quality=JPEG_QUALITY)
-            yield Encoded(encoded.getvalue(), self.size, self.size)
+            yield Encoded(as_jpeg(image, JPEG_QUALITY), self.size, self.size)
 
 
 def compose_scene(split: str, index: int, size: int = 48, seed: int = 0) -> tuple[Image.Image, tuple[str, ...]]:

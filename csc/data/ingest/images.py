@@ -21,6 +21,7 @@ __all__ = [
     "ImageRecord",
     "Images",
     "SourceImages",
+    "as_jpeg",
     "checked_jpeg",
     "read_ahead",
     "scaled_down",
@@ -153,9 +154,7 @@ def checked_jpeg(content: bytes, where: str) -> Encoded:
                 image.draft("RGB", (1, 1))  # reads every byte and skips most of the arithmetic
                 image.load()
                 return Encoded(content, width, height)
-            encoded = io.BytesIO()
-            _rgb(image).save(encoded, "JPEG", quality=95)
-            return Encoded(encoded.getvalue(), width, height)
+            return Encoded(as_jpeg(_rgb(image), 95), width, height)
     except UnidentifiedImageError:
         raise BrokenImage(f"{where}: broken image (not {', '.join(FORMATS)}); {_REMEDY}") from None
     except MemoryError:
@@ -181,6 +180,11 @@ def scaled_down(content: bytes, short_side: int) -> Encoded:
         width, height = (max(short_side, round(side * scale)) for side in image.size)
         image.draft("RGB", (2 * width, 2 * height))  # decodes a JPEG no larger than the filter below needs
         small = _rgb(image).resize((width, height), Image.Resampling.LANCZOS)
-    encoded = io.BytesIO()
-    small.save(encoded, "JPEG", quality=JPEG_QUALITY)
-    return Encoded(encoded.getvalue(), width, height)
+    return Encoded(as_jpeg(small, JPEG_QUALITY), width, height)
+
+
+def as_jpeg(image: Image.Image, quality: int) -> bytes:
+    """Encode an image."""
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=quality)
+    return file.getvalue()

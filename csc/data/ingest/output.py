@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TextIO
 
+from csc.data.dataset import Dataset
 from csc.data.ingest.images import Images
 from csc.data.ingest.shard_writer import Shard, ShardPlan, write_shard
 from csc.data.shards import has_sha256, shard_name
@@ -53,7 +54,7 @@ def refuse_foreign(target: str | os.PathLike[str]) -> None:
 
     def is_dataset() -> bool:
         """Asked in this order: whoever makes the data set takes the key away once the card is there."""
-        return exists(join(target, _KEY)) or exists(join(target, _CARD))
+        return exists(join(target, _KEY)) or Dataset.exists(target)
 
     if is_dataset():
         return
@@ -126,9 +127,11 @@ class Output:
         for part in parts:
             name, record = _names(part.number)
             shard = _read(self._at(record), part.key) if record in sizes else None
-            if shard and sizes.get(name) == shard.bytes and self._is_intact(name, shard):
+            if not shard or sizes.get(name) != shard.bytes:
+                continue
+            if is_remote(self.uri) or has_sha256(Path(self._at(name)), shard.sha256):  # in a store the size is enough
                 finished[part.number] = shard
-        if may_delete and not exists(self._at(_CARD)):  # else another process has finished it while this one waited
+        if may_delete and not Dataset.exists(self.uri):  # else another process has finished it while this one waited
             keep = {_KEY, _LOCK, *(name for number in finished for name in _names(number))}
             for name in filter(_OURS.fullmatch, sizes.keys() - keep):
                 delete(self._at(name))
@@ -144,7 +147,7 @@ class Output:
                 if self._owner() == self.key:
                     move_into(path, self._at(name))
                     write_bytes(self._at(record), json.dumps({"key": part.key, **asdict(shard)}).encode())
-                elif not exists(self._at(_CARD)):  # if there is one, `finish` compares
+                elif not Dataset.exists(self.uri):  # if there is one, `finish` compares
                     raise self._taken()
         return shard
 
@@ -156,7 +159,7 @@ class Output:
             card = folder / _CARD
             for path in (*(path for path in folder.rglob("*") if path.is_file() and path != card), card):
                 if self._owner() != self.key:
-                    if not exists(self._at(_CARD)) or read_bytes(self._at(_CARD)) != card.read_bytes():
+                    if not Dataset.exists(self.uri) or read_bytes(self._at(_CARD)) != card.read_bytes():
                         raise self._taken()
                     break  # another process has finished the same data set
                 move_into(path, self._at(path.relative_to(folder).as_posix()))
@@ -169,7 +172,7 @@ class Output:
     def drop(self) -> None:
         """Delete the unfinished data set; what another process has begun or finished meanwhile stays."""
         if self._owner() in ("", self.key):
-            if not exists(self._at(_CARD)):
+            if not Dataset.exists(self.uri):
                 for name in filter(_OURS.fullmatch, [name for name, _ in list_below(self.uri)]):
                     delete(self._at(name))
             delete_below(self._at("partial"))
@@ -182,10 +185,6 @@ class Output:
     def _owner(self) -> str:
         """The key of the work that was started last; empty if there is none."""
         return read_bytes(self._at(_KEY)).decode() if exists(self._at(_KEY)) else ""
-
-    def _is_intact(self, name: str, shard: Shard) -> bool:
-        """Whether a shard has its bytes; of one in an object store the size is enough."""
-        return is_remote(self.uri) or has_sha256(Path(self._at(name)), shard.sha256)
 
     @contextlib.contextmanager
     def _temporary_folder(self) -> Iterator[Path]:

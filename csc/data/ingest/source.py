@@ -77,6 +77,10 @@ class Source:
         """The names of the folders directly in a folder, without hidden ones and what macOS adds to a zip."""
         return _visible(self._list(PurePosixPath(folder)).folders)
 
+    def tops(self) -> list[PurePosixPath]:
+        """Where a set may begin: in the source itself, or in one of its folders."""
+        return [PurePosixPath(), *(PurePosixPath(name) for name in sorted(self.folders()))]
+
     def has(self, name: str | PurePosixPath) -> bool:
         """Whether there is a file of this name."""
         path = PurePosixPath(name)

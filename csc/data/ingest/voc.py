@@ -81,7 +81,7 @@ def ingest_voc(
 def _root(files: Source, year: str | None) -> PurePosixPath:
     """Find the folder VOC<year>: at the source itself, in VOCdevkit, or one folder deeper."""
     form = re.compile(f"VOC{year or '[0-9]{4}'}")
-    for top in (PurePosixPath(), *(PurePosixPath(name) for name in sorted(files.folders()))):
+    for top in files.tops():
         inner = [folder / name for folder in (top, top / "VOCdevkit") for name in sorted(files.folders(folder))]
         named = [folder for folder in inner if form.fullmatch(folder.name)]
         found = [folder for folder in (top, *named) if files.folders(folder) >= _LAYOUT]

@@ -30,7 +30,7 @@ from csc.data.ingest.source import Source
 from csc.data.ingest.workers import for_each_part
 from csc.data.progress import Bar
 from csc.errors import BadData, Unavailable
-from csc.storage import exists, join, sha256_file, write_json
+from csc.storage import join, sha256_file, write_json
 
 __all__ = ["DEFAULTS", "SourceListing", "WriteOptions", "label_table", "write_dataset", "write_source"]
 
@@ -160,10 +160,9 @@ def write_dataset(
     check_class_names(order)
     plan = _Plan(name, order, difficult_is_member, source, _checked(listing, order), state, options)
     refuse_foreign(out)
-    card = join(out, "dataset.json")
-    if not exists(card):
+    if not Dataset.exists(out):
         with resume(out, plan.parts, plan.key, options.stream) as (output, finished):
-            if not exists(card):  # else another process has written it while this one waited
+            if not Dataset.exists(out):  # else another process has written it while this one waited
                 shards = _make(plan, output.make, images, finished)
                 output.finish(functools.partial(plan.complete, shards=shards))
                 return Dataset.open(os.fspath(out))
