@@ -13,7 +13,7 @@ from datetime import datetime
 from csc.data.progress import duration
 from csc.pipelines.cluster.answers import Node, Run, Spec, seconds_between
 from csc.pipelines.cluster.titles import pod_template, title_of
-from csc.pipelines.cluster.workflow import DRIVER, Key, Path, find_paths, is_try, key_of, nodes_of, own_path, pod_name
+from csc.pipelines.cluster.workflow import DRIVER, Key, Path, find_paths, is_try, key_of, own_path, pod_name
 from csc.report.text import single_line
 
 __all__ = ["ENDED", "FAILED", "REUSED", "STARTING", "RunView", "Step", "view_of"]
@@ -63,7 +63,8 @@ class RunView:
 
 def view_of(run: Run, spec: Spec) -> RunView:
     """How a run stands; without its pipeline the steps are called by their names in the workflow."""
-    listed = nodes_of(run)
+    # The oldest first, and last what has not begun.
+    listed = sorted(run.run_details.task_details or (), key=lambda node: (node.start is None, node.start))
     nodes = [node for node in listed if node.name]
     steps = list(_steps(nodes, spec))
     _mark_waiting(steps, nodes)

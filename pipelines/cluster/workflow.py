@@ -11,20 +11,15 @@ import itertools
 import re
 from collections.abc import Iterable, Mapping
 
-from csc.pipelines.cluster.answers import Node, Run
+from csc.pipelines.cluster.answers import Node
 
-__all__ = ["DRIVER", "Key", "Path", "find_paths", "is_try", "key_of", "nodes_of", "own_path", "pod_name"]
+__all__ = ["DRIVER", "Key", "Path", "find_paths", "is_try", "key_of", "own_path", "pod_name"]
 
 Path = tuple[str, ...]  # the parts of a node's path: the workflow's name, then ".name" and "(try)"
 Key = tuple[str, ...]  # the names in a path, without tries: ("root", "base-task", "train")
 
 DRIVER = "-driver"
 _LONGEST_PREFIX = 242  # of a pod's name, before the hash
-
-
-def nodes_of(run: Run) -> list[Node]:
-    """What the server lists of a run, the oldest first, and last what has not begun."""
-    return sorted(run.run_details.task_details or (), key=lambda node: (node.start is None, node.start))
 
 
 def find_paths(nodes: Iterable[Node]) -> dict[str, Path]:
