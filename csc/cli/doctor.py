@@ -22,7 +22,7 @@ from csc.cli.preflight import missing_packages
 from csc.data.cores import cores
 from csc.errors import BadConfig, CscError
 from csc.report.text import single_line
-from csc.storage import exists, join, local_path
+from csc.storage import local_path
 from csc.tracking.server import database_of
 from csc.version import code_version
 
@@ -60,11 +60,11 @@ class Check:
 
 def checks(data: str | None = None) -> Iterator[Check]:
     """Ask everything, one after the other; `data` is the uri of a data set that must be there."""
-    found = []
+    status = {}
     for check in _looks(data):
-        found.append(check)
+        status[check.name] = check.status
         yield check
-    yield from _verdicts({check.name: check.status for check in found})
+    yield from _verdicts(status)
 
 
 def _looks(data: str | None) -> Iterator[Check]:
@@ -178,11 +178,11 @@ def _tracking() -> Check:
 
 
 def _data(uri: str) -> Check:
-    try:
-        if not exists(join(uri, "dataset.json")):
-            return Check("data", "failed", f"{uri}: can be reached, but has no data set; make one with 'csc ingest'")
-        from csc.data.dataset import Dataset
+    from csc.data.dataset import Dataset
 
+    try:
+        if not Dataset.exists(uri):
+            return Check("data", "failed", f"{uri}: can be reached, but has no data set; make one with 'csc ingest'")
         dataset = Dataset.open(uri)
     except CscError as error:
         return Check("data", "failed", single_line(str(error)))

@@ -24,7 +24,7 @@ from csc.pipelines.local.lock import close_runs_on_failure, locked
 from csc.pipelines.profile import SHIPPED, Profile, on_this_machine, read_profile, run_defaults
 from csc.pipelines.window import Window
 from csc.scenario import CLASS_COUNTS, PAPER_SCENARIOS, Scenario
-from csc.storage import absolute, exists, join, local_path, write_bytes
+from csc.storage import absolute, local_path, write_bytes
 from csc.tracking.names import changed_settings, model_name, page_name, settings_text
 from csc.tracking.registry import find_record, point_aliases
 from csc.tracking.server import nothing_tracked
@@ -70,7 +70,7 @@ def overrides_of(arguments: Namespace) -> dict[str, Any]:
 
 def class_count(scenario: Scenario, data: str | None) -> int:
     """How many classes the tasks are cut from: those of the data set if it is at hand, else the benchmark's."""
-    if data is not None and exists(join(data, "dataset.json")):
+    if data is not None and Dataset.exists(data):
         dataset = Dataset.open(data)
         if dataset.name != scenario.dataset:
             raise BadData(
@@ -185,7 +185,7 @@ class _Plan:
     @property
     def key(self) -> str:
         """By which tracking knows the run; empty as long as there are no data."""
-        if not exists(join(self.data, "dataset.json")):
+        if not Dataset.exists(self.data):
             return ""
         return self.config.run_key(self.scenario.name, Dataset.open(self.data).fingerprint, code_version())
 
@@ -194,7 +194,7 @@ def _run(arguments: Namespace) -> int:
     plan = _Plan.of(arguments)
     if arguments.dry_run:
         return _dry_run(plan)
-    makes_digits = plan.scenario.dataset == "digits" and not exists(join(plan.data, "dataset.json"))
+    makes_digits = plan.scenario.dataset == "digits" and not Dataset.exists(plan.data)
     preflight(plan.config, plan.workdir, makes_digits=makes_digits, in_containers=arguments.runner == "docker")
     from csc.pipelines.scenario import compile_pipeline
 

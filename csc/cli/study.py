@@ -20,7 +20,7 @@ from csc.pipelines.local.lock import make_writable
 from csc.pipelines.profile import SHIPPED as PROFILES
 from csc.pipelines.profile import Profile, read_profile, run_defaults
 from csc.scenario import CLASS_COUNTS, Scenario
-from csc.storage import absolute, exists, join, local_path
+from csc.storage import absolute, local_path
 from csc.study.cells import Cell, DataSource, Result, cells, results
 from csc.study.files import log_outcome, write_files
 from csc.study.local import command_of, distinct, run_cells
@@ -187,9 +187,9 @@ def _sources_here(
     sources: dict[str, DataSource] = {}
     for name, (_, known) in _uris(study, given, profile, name_of).items():
         uri = absolute(known or workdir / "data" / f"digits-{VERSION}") if known or name == "digits" else ""
-        if name == "digits" and make and not exists(join(uri, "dataset.json")):
+        if name == "digits" and make and not Dataset.exists(uri):
             ingest_digits(uri)
-        if uri and exists(join(uri, "dataset.json")):
+        if uri and Dataset.exists(uri):
             dataset = Dataset.open(uri)
             sources[name] = DataSource(uri, len(dataset.classes), dataset.fingerprint, benchmark_note(dataset))
         elif uri and name in CLASS_COUNTS:

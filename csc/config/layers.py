@@ -62,7 +62,7 @@ def resolve(
     form = settings_type(method, str(head))
     _check_read(wanted, form, method)
     _check_facts(wanted, dataset, method)
-    config = convert(form, merged(_readable(values, form), wanted), words=True)
+    config = convert(form, merged(_readable(values, form), wanted), from_text=True)
     method_class(method).check(config)
     return config
 

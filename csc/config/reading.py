@@ -92,37 +92,37 @@ def _check_form(text: str) -> None:
             raise yaml.MarkedYAMLError(problem=problem or f"more than {_MOST:,} values", problem_mark=event.start_mark)
 
 
-def convert(kind: type[_Kind], content: Any, *, words: bool = False) -> _Kind:
+def convert(kind: type[_Kind], content: Any, *, from_text: bool = False) -> _Kind:
     """Check plain data, as YAML or JSON gives it, against a type of settings.
 
-    A key without a value, as when its lines are all comments, counts as left out. With `words`, as on the command
+    A key without a value, as when its lines are all comments, counts as left out. With `from_text`, as on the command
     line, text counts as the number or switch that it spells, and 3.0 as the number 3.
     """
-    made: _Kind = _value(kind, content, "", words)
+    made: _Kind = _value(kind, content, "", from_text)
     return made
 
 
-def _value(hint: Any, value: Any, key: str, words: bool) -> Any:
+def _value(hint: Any, value: Any, key: str, from_text: bool) -> Any:
     """Check one value against its type; `key` is its whole path, for messages."""
     bare = _bare(hint)
     if isinstance(bare, type) and issubclass(bare, msgspec.Struct):
-        return _group(bare, value, key, words)
+        return _group(bare, value, key, from_text)
     if get_origin(bare) is tuple and isinstance(value, list | tuple):
-        return tuple(_value(get_args(bare)[0], item, f"{key}[{index}]", words) for index, item in enumerate(value))
+        return tuple(_value(get_args(bare)[0], item, f"{key}[{index}]", from_text) for index, item in enumerate(value))
     if get_origin(bare) is dict and isinstance(value, Mapping):
         name_hint, item_hint = get_args(bare)
         for name in value:
             if not _fits(name_hint, name):
                 raise BadConfig(f"{key}.{_shown(name)}: expected {expected(name_hint)}")
-        return {name: _value(item_hint, item, f"{key}.{name}", words) for name, item in value.items()}
-    if words:
+        return {name: _value(item_hint, item, f"{key}.{name}", from_text) for name, item in value.items()}
+    if from_text:
         value = _spelled(value, bare)
     if not _fits(hint, value):
         raise BadConfig(_problem(hint, value, key))
     return msgspec.convert(value, hint)
 
 
-def _group(kind: type[msgspec.Struct], value: Any, key: str, words: bool) -> Any:
+def _group(kind: type[msgspec.Struct], value: Any, key: str, from_text: bool) -> Any:
     fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
     if not isinstance(value, Mapping):
         raise BadConfig(f"{key or 'the file'}: expected a group of {', '.join(fields)}")
@@ -131,8 +131,8 @@ def _group(kind: type[msgspec.Struct], value: Any, key: str, words: bool) -> Any
         if name not in fields:
             known = ", ".join(path + field for field in fields)
             raise BadConfig(f"{path}{_shown(name)}: no such key; choose one of {known}")
-    given = {name: item for name, item in value.items() if item is not None or words}
-    return kind(**{name: _value(fields[name], item, f"{path}{name}", words) for name, item in given.items()})
+    given = {name: item for name, item in value.items() if item is not None or from_text}
+    return kind(**{name: _value(fields[name], item, f"{path}{name}", from_text) for name, item in given.items()})
 
 
 def _spelled(value: Any, hint: Any) -> Any:

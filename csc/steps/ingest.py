@@ -7,7 +7,7 @@ from csc.data.published import benchmark_note
 from csc.errors import BadData
 from csc.retry import with_retries
 from csc.scenario import Scenario
-from csc.storage import absolute, exists, join
+from csc.storage import absolute
 from csc.tracking.server import tracking_uri, without_secrets
 from csc.version import code_version
 
@@ -22,7 +22,7 @@ def ingest(scenario: str, data: str) -> Origin:
     """
     tracking = without_secrets(tracking_uri())  # an address that cannot be used is refused before any work
     wanted = Scenario.parse(scenario)
-    if wanted.dataset == "digits" and not exists(join(data, "dataset.json")):
+    if wanted.dataset == "digits" and not Dataset.exists(data):
         from csc.data.ingest.digits import ingest_digits
 
         ingest_digits(data)
