@@ -8,7 +8,7 @@ import re
 import sys
 import tempfile
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import count
 from pathlib import Path
@@ -52,7 +52,8 @@ def _run(arguments: Namespace) -> int:
     if arguments.threshold is not None:
         thresholds = dict.fromkeys(classes, arguments.threshold)
     heatmaps = _Heatmaps(arguments.heatmap) if arguments.heatmap else None
-    print_answer = _answer_printer(arguments, classes)
+    if arguments.csv:
+        _print_csv("image", "labels", *classes)
     with _bar(len(images)) as bar:
         for start in range(0, len(images), BATCH):
             some = images[start : start + BATCH]
@@ -60,9 +61,10 @@ def _run(arguments: Namespace) -> int:
             if bar is not None:
                 print("\r\x1b[K", end="", file=sys.stderr, flush=True)  # it is drawn again below the answers
             for image, prediction in zip(some, predictions, strict=True):
-                found = above(prediction.confidences.tolist(), thresholds)
+                confidences = prediction.confidences.tolist()
+                found = above(confidences, thresholds)
                 files = heatmaps.write(image, prediction, found, classes) if heatmaps else {}
-                print_answer(image, found, prediction.confidences.tolist(), files)
+                _print_answer(arguments, image, found, confidences, files)
             if bar is not None:
                 sys.stdout.flush()
                 bar.advance(len(some))
@@ -145,33 +147,24 @@ class _Heatmaps:
         return path
 
 
-def _answer_printer(
-    arguments: Namespace, classes: Sequence[str]
-) -> Callable[[str, Found, Sequence[float], Mapping[str, str]], None]:
-    """How the answer for an image is printed: as a line for people, as JSON or as CSV."""
+def _print_answer(
+    arguments: Namespace, image: str, found: Found, confidences: Sequence[float], files: Mapping[str, str]
+) -> None:
+    """Print what is found in an image: as a line for people, as JSON or as CSV."""
     if arguments.json:
-        return _print_json
-    if arguments.csv:
-        table = csv.writer(sys.stdout, lineterminator="\n")
-        table.writerow(["image", "labels", *classes])
-
-        def print_csv(image: str, found: Found, confidences: Sequence[float], _: Mapping[str, str]) -> None:
-            table.writerow([image, ";".join(name for name, _ in found), *(f"{value:.6f}" for value in confidences)])
-
-        return print_csv
-    return _print_line
-
-
-def _print_line(image: str, found: Found, confidences: Sequence[float], files: Mapping[str, str]) -> None:
-    print(f"{image}\t" + (", ".join(f"{name} {value:.3f}" for name, value in found) or "(nothing)"))
+        classes: list[dict[str, Any]] = []
+        for name, value in found:
+            heatmap = {"heatmap": files[name]} if name in files else {}
+            classes.append({"name": name, "confidence": round(value, 6), **heatmap})
+        print(json.dumps({"image": image, "classes": classes}, ensure_ascii=False))
+    elif arguments.csv:
+        _print_csv(image, ";".join(name for name, _ in found), *(f"{value:.6f}" for value in confidences))
+    else:
+        print(f"{image}\t" + (", ".join(f"{name} {value:.3f}" for name, value in found) or "(nothing)"))
 
 
-def _print_json(image: str, found: Found, confidences: Sequence[float], files: Mapping[str, str]) -> None:
-    classes: list[dict[str, Any]] = []
-    for name, value in found:
-        heatmap = {"heatmap": files[name]} if name in files else {}
-        classes.append({"name": name, "confidence": round(value, 6), **heatmap})
-    print(json.dumps({"image": image, "classes": classes}, ensure_ascii=False))
+def _print_csv(*cells: str) -> None:
+    csv.writer(sys.stdout, lineterminator="\n").writerow(cells)
 
 
 PREDICT = Command("name the classes in images with a registered model", _arguments, _run)

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+from csc.artifacts import TaskResult
+
 __all__ = [
     "AT_THRESHOLD",
     "CALIBRATION",
@@ -11,6 +13,7 @@ __all__ = [
     "EXPORTED",
     "SUMMARY",
     "TITLES",
+    "calibration",
     "format_number",
     "titles",
 ]
@@ -49,6 +52,18 @@ CALIBRATION = (
 )
 AT_THRESHOLD = ("last_CF1", "last_OF1", "FPR", "CP", "CR", "OP", "OR", "CR-CP", "OR-OP")  # at the setting `threshold`
 EXPORTED = (*CALIBRATION, "ECE", "ECE_T", "AECE", "AECE_T")  # what files have of every study
+
+
+def calibration(task: TaskResult) -> dict[str, float]:
+    """The numbers of `CALIBRATION` that a task has, by name.
+
+    Old or new classes that do not exist, or that the test images do not label, have no error. A run of a version that
+    computed none of this has no number at all.
+    """
+    if not any(task.metrics[name] for name in CALIBRATION if "ECE" in name):
+        return {}
+    absent = {"_old", "_new"} - {"_new" if name in task.new else "_old" for name in task.seen}
+    return {name: task.metrics[name] for name in CALIBRATION if not any(part in name for part in absent)}
 
 
 def titles(names: Iterable[str]) -> list[str]:

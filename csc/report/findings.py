@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from csc.artifacts import Run
 from csc.data.evidence import Evidence, Reliability, TaskFacts
-from csc.report.calibration import calibration_text
+from csc.report.columns import calibration
 from csc.report.images import forgotten
 from csc.report.paper import paper_row_for
 from csc.report.reliability import ece
@@ -139,8 +139,17 @@ def _confidence(facts: TaskFacts) -> list[Finding]:
 
 
 def _calibration(run: Run) -> list[Finding]:
-    text = calibration_text(run.last)
-    return [Finding("plain", text)] if text else []
+    """The ECE of old and new classes, also after scaling."""
+    found = calibration(run.last)
+    groups = [group for group in ("old", "new") if f"ECE_{group}" in found]
+    if not groups:
+        return []
+    before = [f"{found[f'ECE_{group}']:.1f} % on {group}" for group in groups]
+    text = f"The calibration error (ECE) is {before[0]} classes{''.join(f' and {more} ones' for more in before[1:])}"
+    if found["temperature"] != 1:
+        after = [f"{found[f'ECE_{group}_T']:.1f} %" for group in groups]
+        text += f"; after scaling by the temperature {found['temperature']:.2f}, {' and '.join(after)}"
+    return [Finding("plain", f"{text}.")]
 
 
 def _worst_bin(bins: Reliability) -> tuple[float, float] | None:

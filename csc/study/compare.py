@@ -12,8 +12,7 @@ from csc.artifacts import Run
 from csc.config.schema import EXECUTION_ONLY
 from csc.errors import BadData
 from csc.report import figures
-from csc.report.calibration import calibration
-from csc.report.columns import COMPARED, ECE_OLD_NEW, format_number, titles
+from csc.report.columns import COMPARED, ECE_OLD_NEW, calibration, format_number, titles
 from csc.report.layout import figure, html_page
 from csc.report.svg import escape
 from csc.study.claims import compared, interval_cells, resampled
