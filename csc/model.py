@@ -173,8 +173,7 @@ def read_card(folder: Path) -> ModelCard:
         raise BadModel(f"{error}; not a model of this project") from None
     except (msgspec.ValidationError, UnicodeEncodeError) as error:  # the second: half a surrogate pair
         raise BadModel(f"{path}: not a model of this project ({error})") from None
-    problem = _contradiction(card)
-    if problem:
+    if problem := _contradiction(card):
         raise BadModel(f"{path}: {problem}")
     return card
 

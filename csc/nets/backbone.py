@@ -1,7 +1,7 @@
 """The feature extractor: any timm model by name, with weights whose origin is always recorded."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,6 +43,10 @@ class Initialisation:
         digest = f", sha256 {self.sha256[:12]}" if self.sha256 else ""
         leak = ", COCO LABELS LEAKED" if self.leaky else ""
         return self.kind if self.kind == "scratch" else f"{self.kind} {self.source}{digest}{leak}"
+
+    def facts(self) -> dict[str, Any]:
+        """What cards say of it."""
+        return {**asdict(self), "text": str(self)}
 
 
 class Intermediates(NamedTuple):

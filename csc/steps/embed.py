@@ -3,7 +3,6 @@
 import contextlib
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
 from itertools import accumulate, islice
 from typing import TYPE_CHECKING
 
@@ -156,7 +155,7 @@ class _Embedding:
             shape=shape,
             views=views,
             backbone=weights,
-            initialisation={**asdict(self.initialisation), "text": str(self.initialisation)},
+            initialisation=self.initialisation.facts(),
             mean=self.mean,
             std=self.std,
         )

@@ -72,9 +72,7 @@ def page_name(scenario: str, config: Config) -> str:
     """
     name = f"{scenario}-{config.method}-seed{config.seed}"
     changed = changed_settings(scenario, config)
-    if not changed:
-        return name
-    return f"{name}-{json_digest(changed)[:6]}"
+    return f"{name}-{json_digest(changed)[:6]}" if changed else name
 
 
 def class_metric(metric: str, name: str) -> str:

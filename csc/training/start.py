@@ -1,7 +1,7 @@
 """What a task's training starts from: an initialisation, cached maps, or the model of the task before."""
 
 import copy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +75,7 @@ def _initialised(settings: Config, card: ModelCard) -> Start:
     mean, std = normalisation(plain)
     backbone = method_class(settings.method).wrap(settings, plain)
     network = Network(backbone, build_head(settings, backbone.channels, card.groups), mean, std)
-    facts: dict[str, Any] = {"initialisation": {**asdict(origin), "text": str(origin)}, "mean": mean, "std": std}
-    return Start(network, None, replace(card, **facts))
+    return Start(network, None, replace(card, initialisation=origin.facts(), mean=mean, std=std))
 
 
 def start_on_maps(settings: Config, card: ModelCard, features: str) -> Start:
