@@ -61,8 +61,8 @@ class Prediction:
     """What a model says of an image."""
 
     confidences: NDArray[np.float32]  # (classes,)
-    image: Image.Image | None = None  # to look at, if maps were asked for
-    maps: NDArray[np.float32] | None = None  # (classes, h, w): where it looks for each class, from 0 to 1
+    image: Image.Image | None  # to look at, if maps were asked for
+    maps: NDArray[np.float32] | None  # (classes, h, w): where it looks for each class, from 0 to 1
 
 
 def open_image(encoded: bytes) -> Image.Image:

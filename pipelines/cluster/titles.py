@@ -41,7 +41,7 @@ def loops(spec: Spec) -> Iterator[tuple[str, list[str]]]:
                 yield task.task_info.name, _items(task)
 
 
-def pod_template(key: Key, spec: Spec, driver: bool = False) -> str:
+def pod_template(key: Key, spec: Spec, driver: bool) -> str:
     """The template that Kubeflow's compiler makes the pods of a step from, or the pod of its driver."""
     task = [Task(), *(task for _, task in _walk(key, spec))][-1]
     label = _component(task, spec).executor_label
