@@ -177,19 +177,17 @@ class _Images:
         return np.random.default_rng([self.seed, epoch, row + draw * len(self.positions)])  # one number for each pair
 
     def _image(self, row: int) -> Pixels:
-        if self.kept is None:
-            return self._decoded(row)
-        if row not in self.kept:
-            self.kept[row] = self._decoded(row)
-        return self.kept[row]
-
-    def _decoded(self, row: int) -> Pixels:
+        if self.kept is not None and row in self.kept:
+            return self.kept[row]
         position = self.positions[row]
         try:
-            return decode(self.shards.jpeg(*position), self.size, self.mode)
+            pixels = decode(self.shards.jpeg(*position), self.size, self.mode)
         except (OSError, SyntaxError) as error:
             where = self.shards.where(*position)
             raise BadData(f"{where}: broken image ({error}); ingest the data set again") from None
+        if self.kept is not None:
+            self.kept[row] = pixels
+        return pixels
 
 
 def workers_for(wanted: int | Literal["auto"], device: torch.device) -> Workers:

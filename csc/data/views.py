@@ -74,7 +74,7 @@ def train_view(dataset: Dataset, task: Task, *, labels: str = "task", held_out: 
         held_out: of so many training images one is left out, to be tested on; 0 for none.
     """
     shown = {"task": task.new, "seen": task.seen}[labels]
-    view = _view(dataset, "train", member=shown, shown=shown, seen=task.seen)
+    view = _view(dataset, "train", shown, task.seen)
     if held_out:
         view = view.filter(~_held_out(view, held_out))
     if len(view) == 0:
@@ -92,7 +92,7 @@ def test_view(dataset: Dataset, task: Task, *, held_out: int = 0) -> View:  # no
     """
     split = "train" if held_out else "test"
     labelled = tuple(name for name in task.seen if name in dataset.classes)  # all, unless a model was extended
-    view = _view(dataset, split, member=labelled, shown=labelled, seen=labelled)
+    view = _view(dataset, split, labelled, labelled)
     if held_out:
         view = view.filter(_held_out(view, held_out))
     if len(view) == 0:
@@ -105,7 +105,8 @@ def _held_out(view: View, every: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
     return np.array([zlib.crc32(name.encode()) % every == 0 for name in view.table["image_id"].to_pylist()], bool)
 
 
-def _view(dataset: Dataset, split: str, member: Sequence[str], shown: Sequence[str], seen: Sequence[str]) -> View:
+def _view(dataset: Dataset, split: str, shown: Sequence[str], seen: Sequence[str]) -> View:
+    """The images of a split that belong to one of the classes `shown`, with these labels, as indices into `seen`."""
     if len(seen) > MOST_CLASSES:
         raise BadData(f"{dataset.uri}: {len(seen):,} classes; a task view can have at most {MOST_CLASSES:,}")
     import pyarrow.compute as pc  # half of Arrow's time to import: not for those who only read views
@@ -114,13 +115,12 @@ def _view(dataset: Dataset, split: str, member: Sequence[str], shown: Sequence[s
     table = table.filter(pc.equal(table["split"], strings([split])[0]))
     rows, values = _pairs(table["labels"], shown)
     is_member = np.zeros(table.num_rows, dtype=bool)
-    is_member[_pairs(table["labels"], member)[0]] = True
+    is_member[rows] = True
     if dataset.difficult_is_member:
-        is_member[_pairs(table["difficult"], member)[0]] = True
+        is_member[_pairs(table["difficult"], shown)[0]] = True
     index_of = {name: index for index, name in enumerate(seen)}
-    kept = is_member[rows]
-    indices = np.array([index_of[name] for name in shown], dtype=np.int16)[values[kept]]
-    counts = np.bincount(rows[kept], minlength=table.num_rows)[is_member]
+    indices = np.array([index_of[name] for name in shown], dtype=np.int16)[values]
+    counts = np.bincount(rows, minlength=table.num_rows)[is_member]
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     members = table.filter(from_numpy(is_member)).select(["image_id", "shard", "row"])
     labels = pa.ListArray.from_arrays(from_numpy(offsets), from_numpy(indices))

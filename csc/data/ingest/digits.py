@@ -119,9 +119,9 @@ class _Scenes:
 
 def compose_scene(split: str, index: int, size: int = 48, seed: int = 0) -> tuple[Image.Image, tuple[str, ...]]:
     """Compose scene number `index` of a split; return the RGB image and its classes in order, each once."""
-    rng, background, classes = _begin_scene(split, index, seed)
+    rng, (shades, clouds), classes = _begin_scene(split, index, seed)
     pools, glyphs = glyph_pools()[split], _padded_glyphs()
-    canvas = _background(*background, size)
+    canvas = _enlarged(_enlarged(shades, len(clouds)) + clouds, size)  # (size, size, 3)
     boxes: list[Box] = []
     for digit in classes:
         height = size * rng.uniform(SMALLEST, LARGEST[len(classes) - 1])
@@ -209,11 +209,6 @@ def _draw_background(rng: np.random.Generator) -> Background:
     base = rng.integers(20, 110, size=3, dtype=np.int16)
     shades = base + rng.integers(-shade, shade + 1, size=(3, 3, 3), dtype=np.int16)
     return shades, rng.integers(-cloud, cloud + 1, size=(cells, cells, 3), dtype=np.int16)
-
-
-def _background(shades: NDArray[np.int16], clouds: NDArray[np.int16], size: int) -> NDArray[np.int16]:
-    """Clouds before shades, (size, size, 3)."""
-    return _enlarged(_enlarged(shades, len(clouds)) + clouds, size)
 
 
 def _enlarged(pixels: NDArray[np.int16], size: int) -> NDArray[np.int16]:

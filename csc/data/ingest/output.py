@@ -71,7 +71,8 @@ def resume(
 ) -> Iterator[tuple["Output", dict[int, Shard]]]:
     """Yield the output, and the shards that an earlier attempt has finished there.
 
-    `key` is the hash of all that the data set is made from.
+    `key` is the hash of all that the data set is made from. If the block fails and there is no finished shard, the
+    output is removed.
     """
     output = Output(absolute(target), key)
     with contextlib.ExitStack() as stack:
@@ -79,20 +80,13 @@ def resume(
             lock = Path(output.uri, _LOCK)
             stack.enter_context(parent_of(lock))
             stack.enter_context(_locked(lock, stream))
-        stack.enter_context(drop_if_empty(output))
-        yield output, output.finished_shards(parts)
-
-
-@contextlib.contextmanager
-def drop_if_empty(output: "Output") -> Iterator[None]:
-    """If the block fails and there is no finished shard, remove the output."""
-    try:
-        yield
-    except BaseException:
-        with contextlib.suppress(CscError):  # the first error is the one to report
-            if not output.has_shards():
-                output.drop()
-        raise
+        try:
+            yield output, output.finished_shards(parts)
+        except BaseException:
+            with contextlib.suppress(CscError):  # the first error is the one to report
+                if not output.has_shards():
+                    output.drop()
+            raise
 
 
 def _locked(lock: Path, stream: TextIO) -> TextIO:

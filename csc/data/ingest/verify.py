@@ -5,7 +5,7 @@ import io
 import json
 import os
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from csc.data.dataset import Dataset
 from csc.data.ingest.coco import annotation_files, coco2014_files
@@ -26,30 +26,25 @@ def verify_coco(dataset: Dataset, source: str | os.PathLike[str]) -> str:
     except ImportError:
         raise BadData("--verify: pycocotools is not installed; run: pip install pycocotools") from None
     skipped = set(dataset.source.get("skipped", ()))
-    images, labels, members = _stored(dataset)
-    their_images, their_labels, their_members = Pairs(), Pairs(), Pairs()
+    table = dataset.labels().select(["image_id", "labels", "difficult"]).to_pylist()
+    ours = _pairs((row["image_id"], row["labels"], (*row["labels"], *row["difficult"])) for row in table)
     with Source(source) as files:
         found = coco2014_files(files) if dataset.source["kind"] == "coco2014" else annotation_files(files)[0]
-        for item in found:
-            for image_id, ordinary, any_kind in _read(files, item):
-                if image_id not in skipped:
-                    their_images.add((image_id, ""))
-                    their_labels |= {(image_id, name) for name in ordinary}
-                    their_members |= {(image_id, name) for name in any_kind}
-    _refuse_difference("images", images, their_images, dataset)
-    _refuse_difference("labels", labels, their_labels, dataset)
-    _refuse_difference("members of a class", members, their_members, dataset)
-    return f"verified with pycocotools: {len(images):,} images, {len(labels):,} labels, {len(members):,} memberships"
+        theirs = _pairs(row for item in found for row in _read(files, item) if row[0] not in skipped)
+    for what in ours:
+        _refuse_difference(what, ours[what], theirs[what], dataset)
+    images, labels, members = map(len, ours.values())
+    return f"verified with pycocotools: {images:,} images, {labels:,} labels, {members:,} memberships"
 
 
-def _stored(dataset: Dataset) -> tuple[Pairs, Pairs, Pairs]:
-    """The images of a data set, their labels, and the classes whose tasks they belong to."""
+def _pairs(rows: Iterable[tuple[str, Iterable[str], Iterable[str]]]) -> dict[str, Pairs]:
+    """All images, their labels, and the classes whose tasks they belong to; `rows` have the three of each image."""
     images, labels, members = Pairs(), Pairs(), Pairs()
-    for row in dataset.labels().select(["image_id", "labels", "difficult"]).to_pylist():
-        images.add((row["image_id"], ""))
-        labels |= {(row["image_id"], name) for name in row["labels"]}
-        members |= {(row["image_id"], name) for name in (*row["labels"], *row["difficult"])}
-    return images, labels, members
+    for image_id, ordinary, any_kind in rows:
+        images.add((image_id, ""))
+        labels |= {(image_id, name) for name in ordinary}
+        members |= {(image_id, name) for name in any_kind}
+    return {"images": images, "labels": labels, "members of a class": members}
 
 
 def _read(files: Source, item: AnnotationFile) -> Iterator[tuple[str, set[str], set[str]]]:
