@@ -5,7 +5,18 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-__all__ = ["Component", "Id", "Node", "Run", "Spec", "Task", "Version", "seconds_between"]
+__all__ = [
+    "Component",
+    "Id",
+    "Node",
+    "Platform",
+    "PlatformExecutor",
+    "Run",
+    "Spec",
+    "Task",
+    "Version",
+    "seconds_between",
+]
 
 Id = Annotated[str, Meta(pattern=r"\A[\w.:-]+\Z")]  # it is printed
 
@@ -127,10 +138,35 @@ class Component(Struct, frozen=True, rename="camel"):
     executor_label: str = ""
 
 
+class PodMetadata(Struct, frozen=True):
+    """What is added to the pods of a step."""
+
+    annotations: dict[str, Any] = {}
+    labels: dict[str, Any] = {}
+
+
+class PlatformExecutor(Struct, frozen=True, rename="camel"):
+    """What a platform knows of a step."""
+
+    pod_metadata: PodMetadata | None = None
+
+
+class PlatformDeployment(Struct, frozen=True):
+    """What a platform knows of all steps, by the labels of their executors."""
+
+    executors: dict[str, PlatformExecutor] = {}
+
+
+class Platform(Struct, frozen=True, rename="camel"):
+    """The second document of a compiled pipeline: what only one platform understands."""
+
+    deployment_spec: PlatformDeployment = PlatformDeployment()
+
+
 class Spec(Struct, frozen=True, rename="camel"):
     """A compiled pipeline: the keys of both its documents."""
 
     root: Component
     components: dict[str, Component] = {}
     pipeline_info: Named = Named()
-    platforms: dict[str, Any] = {}
+    platforms: dict[str, Platform] = {}

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterator
 
-from csc.pipelines.cluster.answers import Component, Spec, Task
+from csc.pipelines.cluster.answers import Component, Platform, PlatformExecutor, Spec, Task
 from csc.pipelines.cluster.workflow import Key
 from csc.report.text import single_line
 
@@ -48,11 +48,9 @@ def pod_template(key: Key, spec: Spec, driver: bool) -> str:
     if driver:
         return f"system-{'container' if label else 'dag'}-driver"
     template = "retry-system-container-impl" if task.retry_policy else "system-container-impl"
-    executors = spec.platforms.get("kubernetes", {}).get("deploymentSpec", {}).get("executors", {})
-    metadata = executors.get(label, {}).get("podMetadata")
-    if metadata is None:
-        return template
-    return f"metadata-{len(metadata.get('annotations', {}))}-{len(metadata.get('labels', {}))}-{template}"
+    executors = spec.platforms.get("kubernetes", Platform()).deployment_spec.executors
+    metadata = executors.get(label, PlatformExecutor()).pod_metadata
+    return f"metadata-{len(metadata.annotations)}-{len(metadata.labels)}-{template}" if metadata else template
 
 
 def _walk(key: Key, spec: Spec) -> Iterator[tuple[str, Task]]:

@@ -413,6 +413,7 @@ DAMAGED: list[dict[str, Any]] = [
     {"root": {"dag": {"tasks": {"ingest": None}}}},
     {"root": {}, "components": {"a": 1}},
     {"root": {}, "pipelineInfo": "csc"},
+    {"root": {}, "platforms": {"kubernetes": 3}},
 ]
 
 
