@@ -120,7 +120,7 @@ def _retry(arguments: Namespace) -> int:
     return 0
 
 
-STATUS = Command("tell how a run on a Kubeflow cluster stands", _wait_argument, _status)
-LOGS = Command("print what a step of a run on a Kubeflow cluster has printed", _logs_arguments, _logs)
-STOP = Command("stop a run on a Kubeflow cluster", _arguments, _stop)
-RETRY = Command("try the failed steps of a run on a Kubeflow cluster again", _wait_argument, _retry)
+STATUS = Command("tell how a run on a Kubeflow cluster stands", _status, _wait_argument)
+LOGS = Command("print what a step of a run on a Kubeflow cluster has printed", _logs, _logs_arguments)
+STOP = Command("stop a run on a Kubeflow cluster", _stop, _arguments)
+RETRY = Command("try the failed steps of a run on a Kubeflow cluster again", _retry, _wait_argument)

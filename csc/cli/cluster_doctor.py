@@ -23,7 +23,6 @@ CONFIGMAP = "workflow-controller-configmap"
 ACCOUNTS = ("default-editor", "pipeline-runner")  # of steps if the profile names none: with many users, with one
 PULL_SECRETS = ("kubernetes.io/dockerconfigjson", "kubernetes.io/dockercfg")
 TRAINER = "trainer.kubeflow.org"
-NEEDED_FOR_NODES = ((TRAINER, "trainjobs", "create"), (TRAINER, "trainjobs", "get"), (TRAINER, "trainjobs", "delete"))
 MEANINGS = {
     "OnError": "pods that vanish are tried again, steps that fail are not",
     "OnTransientError": "pods whose end Argo calls transient are tried again, steps that fail otherwise are not",
@@ -185,7 +184,7 @@ def _train_jobs(cluster: Kubernetes, namespace: str, named: str) -> Check:
     account = _found_account(cluster, namespace, named)
     if not account:
         raise NotVisible("the account is not there")
-    if all(cluster.may(account, namespace, *needed) for needed in NEEDED_FOR_NODES):
+    if all(cluster.may(account, namespace, TRAINER, "trainjobs", verb) for verb in ("create", "get", "delete")):
         return Check("trainjobs", "ok", f"{account} may start them: train.nodes above 1 is possible")
     text = f"{account} may not create, get and delete them; only train.nodes above 1 needs that: deploy/rbac.yaml"
     return Check("trainjobs", "missing", text)

@@ -9,8 +9,8 @@ __all__ = ["Command"]
 
 @dataclass(frozen=True)
 class Command:
-    """One word after `csc`: a line of help, its arguments, and what does the work and returns the exit code."""
+    """One word after `csc`: a line of help, what does the work and returns the exit code, and its arguments."""
 
     help: str
+    run: Callable[[Namespace], int]
     arguments: Callable[[ArgumentParser], None] = lambda parser: None
-    run: Callable[[Namespace], int] = lambda arguments: 0

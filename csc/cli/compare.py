@@ -45,4 +45,4 @@ def _compare(arguments: Namespace) -> int:
     return 0
 
 
-COMPARE = Command("compare runs: a table and a page, with what the differences are worth", _arguments, _compare)
+COMPARE = Command("compare runs: a table and a page, with what the differences are worth", _compare, _arguments)

@@ -200,7 +200,6 @@ def _arguments(parser: ArgumentParser) -> None:
 
 
 def _asked(arguments: Namespace) -> Iterator[Check]:
-    """The checks that the command line asks for."""
     of_cluster = arguments.profile is not None or arguments.namespace is not None
     if of_cluster and not arguments.cluster:
         raise BadConfig("csc doctor: --profile and --namespace say what to look for in a cluster; add --cluster")
@@ -231,4 +230,4 @@ def _doctor(arguments: Namespace) -> int:
     return 0
 
 
-DOCTOR = Command("check what is here: versions, devices, write access, tracking, storage", _arguments, _doctor)
+DOCTOR = Command("check what is here: versions, devices, write access, tracking, storage", _doctor, _arguments)

@@ -178,4 +178,4 @@ def _settings(arguments: Namespace, card: ModelCard) -> Config:
     return config
 
 
-EXTEND = Command("teach a registered model the classes of one more data set", _arguments, _extend)
+EXTEND = Command("teach a registered model the classes of one more data set", _extend, _arguments)

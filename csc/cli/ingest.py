@@ -114,7 +114,6 @@ def _some(names: "list[str] | tuple[str, ...]", count: int) -> str:
 
 
 def _ingest(arguments: Namespace) -> "Dataset":
-    """Make the data set that the arguments ask for."""
     from csc.data.ingest.class_folders import ingest_folder
     from csc.data.ingest.classes import read_class_order
     from csc.data.ingest.coco import ingest_coco, ingest_coco2014
@@ -162,4 +161,4 @@ def _check(arguments: Namespace) -> None:
         raise BadData(f"csc ingest {kind}: --verify is only for coco and coco2014, which pycocotools reads")
 
 
-INGEST = Command("turn annotations and images into a data set", _arguments, _run)
+INGEST = Command("turn annotations and images into a data set", _run, _arguments)

@@ -52,6 +52,6 @@ def _readers(setting: Setting) -> str:
     return ", ".join(setting.readers)
 
 
-METHODS = Command("list the learning methods", run=_methods)
-SCENARIOS = Command("list the scenarios and how they split their classes", run=_scenarios)
-SETTINGS = Command("list what --set can change, with defaults and meanings", _settings_arguments, _settings)
+METHODS = Command("list the learning methods", _methods)
+SCENARIOS = Command("list the scenarios and how they split their classes", _scenarios)
+SETTINGS = Command("list what --set can change, with defaults and meanings", _settings, _settings_arguments)

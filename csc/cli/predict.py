@@ -167,4 +167,4 @@ def _print_csv(*cells: str) -> None:
     csv.writer(sys.stdout, lineterminator="\n").writerow(cells)
 
 
-PREDICT = Command("name the classes in images with a registered model", _arguments, _run)
+PREDICT = Command("name the classes in images with a registered model", _run, _arguments)

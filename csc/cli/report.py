@@ -36,4 +36,4 @@ def _report(arguments: Namespace) -> int:
     return 0
 
 
-REPORT = Command("make the page of a run again from the tracking store", _arguments, _report)
+REPORT = Command("make the page of a run again from the tracking store", _report, _arguments)

@@ -299,5 +299,5 @@ def show_results(arguments: Namespace, run: "LocalRun", page: Path, model: str, 
     print(f"MLflow    csc ui --workdir {arguments.workdir}")
 
 
-COMPILE = Command("compile the pipeline of a scenario for a Kubeflow cluster", _compile_arguments, _compile)
-RUN = Command("run a scenario on this machine through its compiled pipeline", _run_arguments, _run)
+COMPILE = Command("compile the pipeline of a scenario for a Kubeflow cluster", _compile, _compile_arguments)
+RUN = Command("run a scenario on this machine through its compiled pipeline", _run, _run_arguments)

@@ -36,4 +36,4 @@ def _run(arguments: Namespace) -> int:
     return 0
 
 
-SAMPLE = Command("write example images, to try a model on", _arguments, _run)
+SAMPLE = Command("write example images, to try a model on", _run, _arguments)

@@ -79,4 +79,4 @@ def _run(app: "Starlette", listener: socket.socket) -> None:
     uvicorn.Server(config).run(sockets=[listener])
 
 
-SERVE = Command("answer HTTP requests with a registered model", _arguments, _serve)
+SERVE = Command("answer HTTP requests with a registered model", _serve, _arguments)

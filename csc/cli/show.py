@@ -80,4 +80,4 @@ def sparkline(values: Sequence[float]) -> str:
     return "".join(_LEVELS[min(int(value / 100 * len(_LEVELS)), len(_LEVELS) - 1)] for value in values)
 
 
-SHOW = Command("show a run in the terminal: settings, results, and how each class went", _arguments, _show)
+SHOW = Command("show a run in the terminal: settings, results, and how each class went", _show, _arguments)

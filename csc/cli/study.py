@@ -294,5 +294,5 @@ def _compiled(whole: Path, arguments: Namespace, study: Study, profile: Profile)
 
 
 STUDY = Command(
-    "run a study, such as a table of the paper, and print it next to the paper's numbers", _arguments, _study
+    "run a study, such as a table of the paper, and print it next to the paper's numbers", _study, _arguments
 )

@@ -120,4 +120,4 @@ def check_on_cluster(data: str) -> None:
         raise BadData(f"--data {data}: expected what the cluster knows: an s3:// address, or a whole path on a volume")
 
 
-SUBMIT = Command("run a scenario on a Kubeflow cluster", _submit_arguments, _submit)
+SUBMIT = Command("run a scenario on a Kubeflow cluster", _submit, _submit_arguments)

@@ -51,14 +51,12 @@ def _run(arguments: Namespace) -> int:
 
 
 def _print_views(address: str, experiments: Mapping[str, str]) -> None:
-    """Print the addresses of the saved views of each experiment."""
     for name, experiment in experiments.items():
         for view in ("results", "curves"):
             print(f"{single_line(name)} {view:<8} {address}{view_path(experiment, view)}", flush=True)
 
 
 def _wait_for(address: str, server: "subprocess.Popen[bytes]") -> None:
-    """Wait until the server answers."""
     while server.poll() is None:
         try:
             urllib.request.urlopen(f"{address}/health", timeout=5).close()
@@ -68,4 +66,4 @@ def _wait_for(address: str, server: "subprocess.Popen[bytes]") -> None:
     raise TrackingError(f"the MLflow server on {address} ended with exit code {server.returncode}, see above")
 
 
-UI = Command("open the MLflow pages of a work folder", _arguments, _run)
+UI = Command("open the MLflow pages of a work folder", _run, _arguments)

@@ -102,7 +102,6 @@ def _splits(rows: Sequence[Row]) -> list[bool]:
 
 
 def _claims(found: Sequence[Claim], column: str) -> Table:
-    """What came of the study's claims."""
     paper = any(claim.paper is not None for claim in found)
     head = ["", "scenario", "difference", "95 % interval", "seeds", "images", *(["paper"] if paper else []), "verdict"]
     rows = []
