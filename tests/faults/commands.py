@@ -21,7 +21,7 @@ from tests.faults.starter import Forked
 from tests.integration.conftest import command, environment
 
 SCENARIO = "digits-b0c5"
-SMALL = ("train.epochs=3", "train.batch_size=16", "backbone.name=test_byobnet", "cigcn.width=16")
+SMALL = ("train.epochs=3", "train.batch_size=16", "input.size=32", "backbone.name=test_byobnet", "cigcn.width=16")
 LONGEST = 600.0  # seconds that a command may take on a busy machine
 TITLE = re.compile(r"(?:task \d+ · [a-z-]+|ingest|embed|report)(?:\s+reused)?")
 

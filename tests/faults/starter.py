@@ -1,12 +1,13 @@
 """Commands of `csc`, and scripts, that start at once: forks of a process that has imported what they need.
 
 To start Python and import everything, twice, takes twelve seconds of processor time; a hundred starts, twenty minutes.
-Here a process imports it once, starts the fork server that steps are forks of, and forks a command for each line it
+Here a process imports it once, forks the fork server that steps are forks of, and forks a command for each line it
 reads. From there on the command is what a person starts: a session of its own, its own environment, real steps. The
 cells of a study are forks too, in the study's session.
 """
 
 import atexit
+import contextlib
 import gc
 import importlib
 import inspect
@@ -22,7 +23,7 @@ import threading
 import time
 from collections.abc import Mapping
 from functools import cache
-from multiprocessing import forkserver
+from multiprocessing import forkserver, util
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
@@ -120,18 +121,34 @@ def main() -> None:
     from csc.methods import registered
     from csc.pipelines.local.processes import PRELOADED, import_libraries_once
 
-    import_libraries_once()
     for name in ("csc.pipelines.local.runner", "csc.pipelines.scenario", "csc.serving.predictor", *PRELOADED):
         importlib.import_module(name)
     registered()
     inspect.stack = callers
     gc.freeze()  # a fork would copy what its search for garbage touches
+    util.spawnv_passfds = _fork_instead
+    import_libraries_once()
     # A fork is not the parent of the fork server, and could not ask whether it is alive.
     server = forkserver._forkserver  # type: ignore[attr-defined]
     server.ensure_running = forkserver.ensure_running = lambda: None
     print(server._forkserver_pid, flush=True)
     _fork_commands(sys.stdin, sys.stdout)
     _end(0)
+
+
+def _fork_instead(_python: bytes, words: list[str], pipes: list[int]) -> int:
+    """Fork the fork server, which would otherwise be another Python that imports everything again."""
+    pid = os.fork()
+    if pid == 0:
+        with contextlib.suppress(BaseException):
+            for path in list(Path("/proc/self/fd").iterdir()):
+                if int(path.name) not in (0, 1, 2, *pipes):
+                    with contextlib.suppress(OSError):  # of the listing itself
+                        os.close(int(path.name))
+            forkserver._forkserver._lock = threading.Lock()  # type: ignore[attr-defined] # ours is held
+            exec(words[-1], {})
+        os._exit(0)
+    return pid
 
 
 def _fork_commands(requests: IO[str], answers: IO[str]) -> None:

@@ -20,6 +20,7 @@ from tests.faults.starter import finished
 SMALL = (
     "train.epochs=2",
     "train.batch_size=32",
+    "input.size=32",
     "backbone.name=test_byobnet",
     "cigcn.width=16",
 )

@@ -26,7 +26,7 @@ def test_the_example_of_a_new_method_runs_from_the_page(tmp_path: Path, scenes: 
     (tmp_path / "csc" / "methods" / "values" / "smooth.yaml").write_text(values, encoding="utf-8")
     fresh_database(tmp_path / "work")
     words = ["run", "digits-b0c5", "--method", "smooth", "--data", str(scenes), "--workdir", str(tmp_path / "work")]
-    sets = ("train.epochs=1", "backbone.name=test_byobnet", "smooth.by=0.2")
+    sets = ("train.epochs=1", "input.size=32", "backbone.name=test_byobnet", "smooth.by=0.2")
     done = subprocess.run(
         [sys.executable, "-m", "csc", *words, *(word for item in sets for word in ("--set", item))],
         env={**environment(), "PYTHONPATH": str(tmp_path)},

@@ -20,7 +20,7 @@ def test_joint_training_runs_through_the_same_pipeline(scenes, tmp_path):
 def test_coco_format_set_runs_through_the_same_pipeline(tmp_path):
     source, data = make_coco(tmp_path / "source"), tmp_path / "data"
     assert csc("ingest", "coco", "--source", source, "--out", data, "--name", "pets").returncode == 0
-    settings = (*SMALL, "init=scratch", "input.size=32", "train.batch_size=2")
+    settings = (*SMALL, "init=scratch", "train.batch_size=2")
     fresh_database(tmp_path / "work")
     done = csc("run", "pets-b0c2", "--data", data, "--workdir", tmp_path / "work", settings=settings)
     assert done.returncode == 0, done.stdout + done.stderr

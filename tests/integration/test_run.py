@@ -147,7 +147,7 @@ def test_show_prints_a_run_however_it_is_named(undisturbed, scenes):
     assert {done.stdout for done in shown} == {shown[0].stdout}
     lines = shown[0].stdout.splitlines()
     assert re.match(r"digits-b0c4 · csc · .* · seed 0 · finished · started 20", lines[0])
-    assert lines[1] == "settings  backbone.name=test_byobnet · cigcn.width=16 · train.epochs=2"
+    assert lines[1] == "settings  backbone.name=test_byobnet · cigcn.width=16 · input.size=32 · train.epochs=2"
     assert lines[2] == f"model     models:/{NAME}/3"
     tasks = last_results(workdir)
     last, first = tasks[-1]["AP"]["0"], tasks[0]["AP"]["0"]

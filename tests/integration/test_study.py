@@ -14,7 +14,7 @@ from tests.tracked import fresh_database
 
 pytestmark = pytest.mark.slow
 
-SMALL = ("train.batch_size=32", "backbone.name=test_byobnet", "cigcn.width=16")
+SMALL = ("train.batch_size=32", "input.size=32", "backbone.name=test_byobnet", "cigcn.width=16")
 STUDY = {
     "title": "Two methods and a mistake",
     "scenarios": ["digits-b0c5"],
