@@ -120,9 +120,9 @@ def interval_cells(column: str, interval: Interval) -> list[str]:
 
 def tally(found: Sequence[Claim]) -> dict[str, str]:
     """How many claims have each verdict, in words, by the verdict; what no claim has is left out."""
-    words = {"holds": "hold", "level": "level", "open": "open", "does not hold": "do not hold"}
-    counts = {verdict: sum(claim.verdict == verdict for claim in found) for verdict in words}
-    return {verdict: f"{count} {words[verdict]}" for verdict, count in counts.items() if count}
+    plural = {"holds": "hold", "level": "level", "open": "open", "does not hold": "do not hold"}
+    counts = {verdict: sum(claim.verdict == verdict for claim in found) for verdict in plural}
+    return {verdict: f"{count} {verdict if count == 1 else plural[verdict]}" for verdict, count in counts.items() if count}
 
 
 def explanation(found: list[Claim], column: str) -> list[str]:

@@ -850,7 +850,7 @@ def test_a_document_has_the_claims_of_all_studies_before_their_tables(two_rows, 
     sure = two_rows((80.1, 80.3, 80.2), (70.2, 70.1, 70.4))
     empty = Outcome(read_study("figure3"), ())
     document = results_document([sure, empty])
-    assert "**Mine**, by last mAP: 1 hold." in document
+    assert "**Mine**, by last mAP: 1 holds." in document
     assert re.search(r"\| csc &gt; lwf \| holds \+10\.0 \(9\.\d…10\.\d\) \|", document)
     assert "max-entropy**, by H: nothing to compare yet." in document
     assert document.index("nothing to compare yet") < document.index("# Mine")
@@ -867,7 +867,7 @@ def test_the_summary_of_claims_is_grouped_by_verdict_with_the_papers_differences
         if cell.scenario.name == "voc-b0c4":
             server.finish(cell, last[cell.row.label][cell.seed])
     head, _, _, _, *found = results_document([Outcome(study, tuple(results(asked)))]).splitlines()[2:9]
-    assert head == "**T**, by last mAP: 1 hold, 1 level, **1 do not hold**."
+    assert head == "**T**, by last mAP: 1 holds, 1 level, **1 does not hold**."
     assert [line.split(" | ")[0] for line in found] == ["| A &gt; B", "| C &gt; B", "| D &gt; A"]
     assert re.fullmatch(r"\| A &gt; B \| holds \+9\.9 \(9\.\d…10\.\d; paper \+5\.7\) \|", found[0])
     assert re.fullmatch(r"\| C &gt; B \| level 0\.0 \(−1\.\d…1\.\d\) \|", found[1])
