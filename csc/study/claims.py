@@ -122,7 +122,7 @@ def tally(found: Sequence[Claim]) -> dict[str, str]:
     """How many claims have each verdict, in words, by the verdict; what no claim has is left out."""
     plural = {"holds": "hold", "level": "level", "open": "open", "does not hold": "do not hold"}
     counts = {verdict: sum(claim.verdict == verdict for claim in found) for verdict in plural}
-    return {verdict: f"{count} {verdict if count == 1 else plural[verdict]}" for verdict, count in counts.items() if count}
+    return {name: f"{count} {name if count == 1 else plural[name]}" for name, count in counts.items() if count}
 
 
 def explanation(found: list[Claim], column: str) -> list[str]:
