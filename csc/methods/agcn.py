@@ -60,6 +60,12 @@ class AGCN(LwF):
     own_settings = (Agcn, Statistics)
     needs_intermediates = True
 
+    @staticmethod
+    def unread(config: Config) -> frozenset[str]:
+        """What is for word vectors, without them."""
+        of_vectors = {"agcn.embeddings", "agcn.width"} if config.head != "label_graph" else set()
+        return LwF.unread(config) | of_vectors
+
     def begin(self, objective: "Objective") -> None:
         """Give the new classes their word vectors."""
         super().begin(objective)

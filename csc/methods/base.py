@@ -123,15 +123,19 @@ class Method:
     @staticmethod
     def unread(config: Config) -> "frozenset[str]":
         """Settings that a run never reads because of its others, as `memory.rho` without a memory."""
-        switches = {
-            "memory.sampler": config.memory.sampler != "none",
-            "statistics.replay": config.statistics.replay,
-            "max_entropy.beta": config.max_entropy.beta > 0,
+        memory, switches = config.memory, ("memory.sampler", "statistics.replay", "max_entropy.beta")
+        read_if = {
+            "memory.": memory.sampler != "none",
+            "memory.rho": memory.sampler in ("prs", "ocdm"),
+            "memory.weight": memory.replay == "batch",
+            "memory.batch_size": memory.replay == "batch",
+            "statistics.": config.statistics.replay,
+            "max_entropy.": config.max_entropy.beta > 0,
+            "train.pct_start": config.train.schedule == "onecycle",
+            "train.backbone_lr_scale": config.backbone.learns(is_base=True),
         }
-        off = {switch.partition(".")[0]: switch for switch, is_on in switches.items() if not is_on}
-        return frozenset(
-            key for key in config.flat() for group in off if key.startswith(f"{group}.") and key != off[group]
-        )
+        unread = tuple(name for name, is_read in read_if.items() if not is_read)
+        return frozenset(key for key in config.flat() if key.startswith(unread) and key not in switches)
 
     @classmethod
     def is_random(cls, config: Config) -> bool:

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Literal
 
 from csc.config.groups import NotNegative, Settings
+from csc.config.schema import Config
 from csc.methods import register
 from csc.methods.base import Step
 from csc.methods.er import ER, Exemplars
@@ -45,6 +46,11 @@ class DERpp(ER):
     own_settings = (Derpp,)
     stores_logits = True
     draws = 2
+
+    @staticmethod
+    def unread(config: Config) -> frozenset[str]:
+        """Both draws have weights of their own."""
+        return ER.unread(config) | {"memory.weight"}
 
     def replayed(self, step: Step) -> "dict[str, Tensor]":
         """The stored logits of one draw, the labels of the other."""

@@ -88,6 +88,12 @@ class KRT(Method):
         # η, as the last task left it; or one for each old class
         self.threshold: float | Tensor = float(self.state.get("threshold", self.settings.threshold))
 
+    @staticmethod
+    def unread(config: Config) -> frozenset[str]:
+        """What is for the attention, with another head."""
+        of_attention = {"krt.width", "krt.heads", "krt.init_std"} if config.head != "attention" else set()
+        return Method.unread(config) | of_attention
+
     def begin(self, objective: "Objective") -> None:
         """Look for η, with what the prior model says of the task's images."""
         import torch

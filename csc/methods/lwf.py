@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from csc.config.groups import Loss, NotNegative, Settings, Statistics, Unit
+from csc.config.schema import Config
 from csc.methods import register
 from csc.methods.base import Method, Step
 
@@ -46,6 +47,13 @@ class LwF(Method):
     own_settings: ClassVar[tuple[type[Settings], ...]] = (Statistics,)
     needs_prior = True
     adjustment: "Tensor | float" = 0.0  # (n,), what is added to logits in CE
+
+    @staticmethod
+    def unread(config: Config) -> frozenset[str]:
+        """Without KD there is nothing to weigh labels against; only CE of new classes is adjusted."""
+        old_labels = config.of(Distillation).old_labels
+        unread = {"loss.alpha", "loss.alpha_power"} if old_labels != "kd" else set()
+        return Method.unread(config) | unread | ({"loss.logit_adjustment"} if old_labels == "negative" else set())
 
     def begin(self, objective: "Objective") -> None:
         """Work out the adjustment of logits, if the settings ask for one."""

@@ -513,12 +513,22 @@ def test_values_that_contradict_each_other_are_refused(items: list[str], line: s
         ("ridge", "train.epochs=3", "ridge.penalty=3"),
         ("ridge", "input.augment=true", "input.size=32"),
         ("l3a", "train.lr=1", "train.epochs=3"),
+        ("agcn", "agcn.width=8", "agcn.relations=1"),
+        ("krt head=linear", "krt.width=8", "krt.threshold=0.5"),
+        ("lwf loss.old_labels=negative", "loss.alpha=0.5", "loss.form=asl"),
+        ("er", "memory.weight=2", "memory.unique=true"),
+        ("derpp", "memory.weight=2", "derpp.beta=2"),
+        ("csc-r", "memory.rho=1", "memory.batch_size=8"),
+        ("prs", "statistics.weight=2", "memory.rho=1"),
+        ("csc train.schedule=constant", "train.pct_start=0.5", "train.backbone_lr_scale=0.5"),
+        ("csc backbone.frozen=true", "train.backbone_lr_scale=0.5", "train.pct_start=0.5"),
         ("l3a", "release_quirks.persist_optimizer=true", "release_quirks.no_shuffle=true"),
     ],
 )
 def test_what_a_run_never_reads_is_no_part_of_its_identity(method: str, unread: str, read: str):
     plain, inert, other = (
-        resolve("voc", parse_overrides([f"method={method}", *more])).fingerprint() for more in ([], [unread], [read])
+        resolve("voc", parse_overrides([*f"method={method}".split(), *more])).fingerprint()
+        for more in ([], [unread], [read])
     )
     assert inert == plain
     assert other != plain
