@@ -76,7 +76,7 @@ class _Contract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             made = msgspec.convert(content, cls)
             # They are printed, and the content may come from a server.
             if strange := next((text for text in _texts(content) if _CONTROL.search(text)), None):
-                raise BadData(f"{strange[:60]!r} has characters that a terminal obeys")
+                raise BadData(f"{strange[:60]!r} has control characters")
             return made
         except (msgspec.ValidationError, UnicodeEncodeError) as error:  # the second: half a surrogate pair
             remedy = f"; make it with the {cls.made_by} step" if cls.made_by else ""

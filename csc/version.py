@@ -29,8 +29,17 @@ DECISIVE = (
     "steps/train.py",
     "training/*",
 )
-# In the same folders, but they only say something, refuse settings, or share out the work.
-_NOT_DECISIVE = ("config/describe.py", "config/checks.py", "data/cores.py", "data/progress.py")
+# In the same folders, but they only say or show something, refuse settings, or share out the work.
+_NOT_DECISIVE = (
+    "config/checks.py",
+    "config/describe.py",
+    "data/cores.py",
+    "data/evidence.py",
+    "data/progress.py",
+    "data/published.py",
+    "nets/activation.py",
+    "training/inspection.py",
+)
 
 
 @cache

@@ -199,7 +199,7 @@ def _run(arguments: Namespace) -> int:
     from csc.pipelines.scenario import compile_pipeline
 
     display = display_for(arguments, plan.scenario.sizes(plan.classes))
-    display.say(plan.scenario.announcement(plan.classes))  # nonsense is refused before anything is written
+    display.say(plan.scenario.announcement(plan.classes))  # bad input is refused before anything is written
 
     def compile_to(package: Path) -> None:
         profile = on_this_machine(plan.profile)

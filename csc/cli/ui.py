@@ -36,7 +36,7 @@ def _run(arguments: Namespace) -> int:
     address = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--uvicorn-opts", "--log-level warning"]  # a line per request would push the addresses out of sight
-    # Without the processes that evaluate language models, and what its libraries think of each other.
+    # Without the processes that evaluate language models, and without warnings of libraries.
     environment = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "PYTHONWARNINGS": "ignore", **os.environ}
     with subprocess.Popen([*command, "--workers", "1", "--backend-store-uri", uri], env=environment) as server:
         signal.signal(signal.SIGTERM, lambda *_: server.terminate())

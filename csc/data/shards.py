@@ -113,7 +113,7 @@ class ShardFiles:
 
     def _read(self, shard: int) -> tuple[Path, pa.ChunkedArray]:
         with self._local(shard) as path:
-            changed = 0 if self._cache else path.stat().st_mtime_ns  # the cache notes there when it was asked
+            changed = 0 if self._cache else path.stat().st_mtime_ns  # a cached file has the time of its last use there
             if _sha256(path, changed) != self._entry(shard).sha256:
                 if self._cache is not None:
                     path.unlink()  # the copy was damaged on this node: fetch it again

@@ -4,7 +4,6 @@ Each process executes `python -m csc.distributed.launch MODULE:FUNCTION FILE`.
 """
 
 import contextlib
-import ctypes
 import importlib
 import logging
 import os
@@ -30,7 +29,6 @@ __all__ = ["processes_for", "raise_error", "run", "target_of"]
 GRACE_SECONDS = 20
 LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 STOPS = (signal.SIGTERM, signal.SIGHUP)  # what ends the launcher and its ranks; SIGINT does so as KeyboardInterrupt
-PR_SET_PDEATHSIG = 1  # of Linux's sys/prctl.h
 T = TypeVar("T")
 
 
@@ -139,8 +137,7 @@ def _end_with_parent(launcher: int | None) -> None:
 
     Ranks are sessions of their own: no signal of the terminal reaches them.
     """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    torch.multiprocessing._prctl_pr_set_pdeathsig(signal.SIGKILL)  # type: ignore[attr-defined]
     if launcher is not None and os.getppid() != launcher:  # it died while torch was imported here
         sys.exit(1)
 

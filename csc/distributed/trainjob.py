@@ -239,7 +239,7 @@ class _Job:
         while True:
             refusal = self.folder / "error.json"
             if refusal.is_file():
-                self.jobs.delete(self.name)  # it would be tried again in vain
+                self.jobs.delete(self.name)  # another try would be refused, too
                 raise_error(refusal)
             job = self.jobs.get(self.name)
             if job is None:

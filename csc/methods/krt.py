@@ -152,7 +152,7 @@ class KRT(Method):
             targets = torch.cat([targets[:, : step.old].maximum(pseudo.to(targets.dtype)), targets[:, step.old :]], 1)
         if step.known is not None and self.config.memory.unknown == "masked":
             known = step.known.clone()
-            known[:, : step.old] = True  # a label, or the prior model's word for it
+            known[:, : step.old] = True  # by a label or a pseudo-label
         terms = {"ce": self.classify(step, step.logits, targets, known)}
         weight = self.settings.tokens * (step.logits.shape[1] / step.new) ** 0.5
         for name, values in step.distances.items():

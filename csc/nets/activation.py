@@ -3,7 +3,7 @@
     CI-GCN          its masks M over space                               (eq. 3 of the paper)
     KRT             attention of each task's tokens on the image, the same for the classes of a task
     prompts         attention rollout of the transformer, from its prompts to the patches, the same for all classes
-    linear          attention rollout of a transformer, from the positions that speak for a class to the patches
+    linear          attention rollout of a transformer, from the positions with a high score of a class to the patches
     any other       what the head says of each position alone; for a linear head, its class activation maps W F
 
 They decide no number.
@@ -102,6 +102,6 @@ def _from_prompts(backbone: PromptedBackbone, weights: Sequence[Tensor]) -> Tens
 
 
 def _from_positions(said: Tensor, reached: Tensor) -> Tensor:
-    """What reaches the positions that speak for a class from each patch, given what each says of it (B, n, h, w)."""
-    speaking = said.flatten(2).softmax(dim=2)  # (B, n, P), as the masks of CI-GCN
-    return (speaking @ reached[..., -speaking.shape[2] :]).view_as(said)
+    """The rollout (B, P, P) of each class: the mean of its rows, weighted by the scores of positions (B, n, h, w)."""
+    weights = said.flatten(2).softmax(dim=2)  # (B, n, P), as the masks of CI-GCN
+    return (weights @ reached[..., -weights.shape[2] :]).view_as(said)

@@ -29,7 +29,7 @@ TINY = 1e-6  # σ of a feature that never changes
 class AnalyticHead(Head):
     """Pooled features, standardised and possibly expanded, and a linear layer whose weights are solved for.
 
-    W_r is uniform in ±1/√D, as PyTorch's linear layers begin, and a matter of the seed alone.
+    W_r is uniform in ±1/√D, as PyTorch initialises linear layers, and follows from the seed alone.
     """
 
     def __init__(self, features: int, classes: int, config: "Ridge", seed: int) -> None:
@@ -39,8 +39,8 @@ class AnalyticHead(Head):
         self.register_buffer("mean", torch.zeros(pooled))
         self.register_buffer("std", torch.ones(pooled))
         if config.hidden:
-            dice = torch.Generator().manual_seed(seed)
-            uniform = torch.rand(config.hidden, pooled, generator=dice)
+            generator = torch.Generator().manual_seed(seed)
+            uniform = torch.rand(config.hidden, pooled, generator=generator)
             self.register_buffer("expansion", (2 * uniform - 1) * pooled**-0.5)
         self.linear = nn.Linear(config.hidden or pooled, classes)
         self.register_buffer("scale", torch.ones(classes))

@@ -33,7 +33,7 @@ class _Tracer(fx.Tracer):
 
 
 def _pairs(net: nn.Module, modules: dict[str, Any]) -> list[tuple[str, str]]:
-    """Names of convolutions and the batch-norms behind them, where nobody else reads what the convolution makes."""
+    """Names of convolutions and the batch-norms behind them, where nothing else reads the output of the convolution."""
     from timm.layers import BatchNormAct2d, Conv2dSame
 
     def named(*kinds: type[nn.Module]) -> set[str]:  # no subclasses of them: those may compute something else
@@ -43,7 +43,7 @@ def _pairs(net: nn.Module, modules: dict[str, Any]) -> list[tuple[str, str]]:
     norms = {name for name in named(nn.BatchNorm2d, BatchNormAct2d) if modules[name].track_running_stats}
     try:
         graph = _Tracer().trace(net) if norms else fx.Graph()
-    except Exception:  # whatever the network's own code makes of a stand-in for a tensor
+    except Exception:  # the network's own code may fail on what tracing passes for a tensor
         return []
     convolutions -= _hidden(graph, modules)
     calls = {name: graph.find_nodes(op="call_module", target=name) for name in convolutions | norms}

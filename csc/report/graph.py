@@ -66,9 +66,9 @@ def _matrix(
 def _cells(task: TaskFacts, matrix: NDArray[np.float64], left: float, top: float, cell: float) -> list[str]:
     """Clear cells over the picture, for their tooltips."""
     marks = []
-    for row, listener in enumerate(task.classes):
+    for row, target in enumerate(task.classes):
         for column, source in enumerate(task.classes):
-            tip = title(f"{listener} gathers from {source}: {matrix[row, column]:+.3f}")
+            tip = title(f"{target} gathers from {source}: {matrix[row, column]:+.3f}")
             box = f'x="{left + cell * column:.1f}" y="{top + cell * row:.1f}" width="{cell:.1f}" height="{cell:.1f}"'
             marks.append(f'<rect {box} fill-opacity="0">{tip}</rect>')
     return marks

@@ -1,4 +1,4 @@
-"""Text that others wrote, made safe to print: without characters that a terminal would obey."""
+"""Text that others wrote, made safe to print: without control characters."""
 
 import re
 
@@ -8,7 +8,7 @@ _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(\x07|\x1b\\)?
 
 
 def printable(text: str) -> str:
-    """Replace characters that a terminal would obey or XML does not allow; the length stays.
+    """Replace control characters and others that XML does not allow; the length stays.
 
     >>> printable("a" + chr(27) + "b")
     'a�b'

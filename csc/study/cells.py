@@ -150,7 +150,7 @@ def _cell(study: Study, row: Row, scenario: Scenario, seed: int, sources: Mappin
     if source is None:
         refused = f"no data set '{scenario.dataset}' at hand; give its uri with --data"
     else:
-        scenario.sizes(source.classes)  # nonsense is refused before anything is run
+        scenario.sizes(source.classes)  # bad input is refused before anything is run
     settings = differences(scenario.dataset, config) if config else json.dumps(overrides, sort_keys=True)
     return Cell(row, scenario, seed, settings, config, source, refused)
 

@@ -77,7 +77,7 @@ def fetch_model(uri: str, folder: Path | None = None) -> Path:
         import mlflow
 
         source, expected = _recorded(client, uri)
-        # Of a model of ours no more than the model: its package has many files, and each is a request that may fail.
+        # Of our own packages only the model folder: they have many files, and each is a request that may fail.
         source += f"/{_MODEL}" if expected else ""
         local = Path(mlflow.artifacts.download_artifacts(source, dst_path=str(folder) if folder else None))
     model = local if expected else local / _MODEL

@@ -121,7 +121,7 @@ def _finished_tasks(client: "MlflowClient", key: str) -> "dict[int, Run]":
 
 def _run(client: "MlflowClient", words: str) -> "Run | None":
     """The run with this id or name, or the newest of this scenario or registered model."""
-    if "'" in words:  # nothing of ours has one, and a query would end there
+    if "'" in words:  # no name here has one, and it would end the text in a query
         return None
     conditions = [f"attributes.run_id = '{words}'", f"attributes.run_name = '{words}'"]
     conditions.append(with_tags({"csc.scenario": words}))

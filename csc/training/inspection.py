@@ -101,9 +101,9 @@ def _shots(card: ModelCard) -> int:
 
 
 def _fixed_order(view: View) -> NDArray[np.intp]:
-    """An order of the images by their ids alone: the same for all tasks, and as good as drawn by lot."""
-    lots = [zlib.crc32(name.encode()) for name in view.table["image_id"].to_pylist()]
-    return np.argsort(lots, kind="stable")
+    """A random order of the images that depends on their ids alone, so it is the same for all tasks."""
+    digests = [zlib.crc32(name.encode()) for name in view.table["image_id"].to_pylist()]
+    return np.argsort(digests, kind="stable")
 
 
 def _shown(chosen: Pairs, scores: Scores, card: ModelCard) -> set[tuple[str, int, int]]:

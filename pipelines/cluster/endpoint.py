@@ -203,7 +203,7 @@ class Endpoint:
             raise EndpointError(f"{self.host}: {_refusal(answer.status, said)}", answer.status)
         if kind.rpartition("/")[2] not in answer.headers.get("Content-Type", ""):
             raise EndpointError(
-                f"{self.host}: answers with a page for people, not with the API; log in with --token-env or "
+                f"{self.host}: answers with a web page, not with the API; log in with --token-env or "
                 "--cookie-env, and check --host",
                 answer.status,
             )
@@ -269,7 +269,7 @@ def _no_answer(error: HTTPError) -> str:
 def _checked_host(host: str) -> str:
     if not host:
         raise EndpointError(
-            "where to? give --host with the address of Kubeflow Pipelines, or cluster.host in the profile"
+            "no address of Kubeflow: give --host with the address of Kubeflow Pipelines, or cluster.host in the profile"
         )
     if not _ADDRESS.fullmatch(host):  # it may hold a password, so that it is not repeated
         raise EndpointError(

@@ -372,7 +372,7 @@ def refusing(status: int, message: str) -> Callable[[str, str], None]:
         (refusing(403, f"{TOKEN} may not\x1b[2J read runs"), "not allowed (403): … may not read runs"),
         (refusing(404, "no such run"), "not found (404): no such run; check --host and the run's id"),
         (refusing(500, "database is locked"), "the server failed (500): database is locked"),
-        (lambda *_: (200, "text/html", "<html>Log in</html>"), "answers with a page for people, not with the API"),
+        (lambda *_: (200, "text/html", "<html>Log in</html>"), "answers with a web page, not with the API"),
         (lambda *_: (200, "application/json", "null"), "its answer is not one of Kubeflow Pipelines v2beta1"),
         (lambda *_: (200, "application/json", '{"run_id": "x", "created_at": "soon"}'), "its answer is not one of"),
         (

@@ -244,7 +244,7 @@ def refusing(status, message):
         (refusing(400, "x" * 5000), "refused the request (400): xxx"),
         (refusing(403, f"Bearer {TOKEN} is not known"), "not allowed (403): … is not known"),
         (refusing(403, f"{'x' * 290} {TOKEN}"), f"not allowed (403): {'x' * 290} …"),
-        (lambda *_: (200, "text/html", "<html>Log in</html>"), "answers with a page for people, not with the API"),
+        (lambda *_: (200, "text/html", "<html>Log in</html>"), "answers with a web page, not with the API"),
         (lambda *_: (502, "text/html", "<html>Bad gateway</html>"), "the server failed (502): Bad Gateway"),
         (lambda *_: (200, "application/json", "{"), "its answer is not one of Kubeflow Pipelines v2beta1"),
         (lambda *_: (200, "application/json", "[]"), "its answer is not one of Kubeflow Pipelines v2beta1"),
@@ -294,7 +294,7 @@ def free_port():
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ([], "where to? give --host"),
+        ([], "no address of Kubeflow: give --host"),
         (["--host", "kubeflow"], "--host: expected an address such as https://host/pipeline"),
         (["--host", "ftp://kubeflow"], "--host: expected an address"),
         (["--host", f"https://me:{TOKEN}@kubeflow"], "--host: expected an address"),

@@ -134,7 +134,7 @@ def test_an_order_that_breaks_its_contract_is_refused_before_anything_is_written
 
 
 def test_an_order_that_collect_would_refuse_is_refused_before_its_runs():
-    with pytest.raises(BadData, match=r"study 'mine': 'Mine\\x1b\[2J' has characters that a terminal obeys"):
+    with pytest.raises(BadData, match=r"study 'mine': 'Mine\\x1b\[2J' has control characters"):
         order_for(msgspec.structs.replace(STUDY, title="Mine\x1b[2J"), SOURCES, set())
 
 

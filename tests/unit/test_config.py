@@ -519,7 +519,7 @@ def test_values_that_contradict_each_other_are_refused(items: list[str], line: s
         ("er", "memory.weight=2", "memory.unique=true"),
         ("derpp", "memory.weight=2", "derpp.beta=2"),
         ("csc-r", "memory.rho=1", "memory.batch_size=8"),
-        ("prs", "statistics.weight=2", "memory.rho=1"),
+        ("prs", "max_entropy.form=binary", "memory.rho=1"),
         ("csc train.schedule=constant", "train.pct_start=0.5", "train.backbone_lr_scale=0.5"),
         ("csc backbone.frozen=true", "train.backbone_lr_scale=0.5", "train.pct_start=0.5"),
         ("l3a", "release_quirks.persist_optimizer=true", "release_quirks.no_shuffle=true"),

@@ -178,9 +178,12 @@ def test_an_edit_elsewhere_leaves_the_code_version_as_it_is(tmp_path: Path):
         "study/render.py",
         "tracking/runs.py",
         "data/ingest/coco.py",
+        "data/evidence.py",
         "data/progress.py",
         "config/describe.py",
         "config/checks.py",
+        "nets/activation.py",
+        "training/inspection.py",
     ):
         with (tmp_path / "csc" / path).open("a") as file:
             file.write("# another thought\n")

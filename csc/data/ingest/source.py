@@ -189,7 +189,7 @@ class _Folder:
         try:
             stat = (self._root / path).stat()
         except OSError:
-            return 0, 0  # reading it will tell why
+            return 0, 0  # reading the file raises the error
         return stat.st_size, stat.st_mtime_ns
 
     def list(self, folder: PurePosixPath) -> _Listing:

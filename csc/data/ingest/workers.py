@@ -42,21 +42,21 @@ def for_each_part(
         yield from (work(given, part) for part in parts)
         return
     context = multiprocessing.get_context("spawn")
-    held, lifeline = context.Pipe(duplex=False)
+    parent_gone, open_end = context.Pipe(duplex=False)
     with (
-        held,
-        lifeline,
-        ProcessPoolExecutor(count, context, initializer=_start_worker, initargs=(given, held)) as pool,
+        parent_gone,
+        open_end,
+        ProcessPoolExecutor(count, context, initializer=_start_worker, initargs=(given, parent_gone)) as pool,
     ):
         try:
-            with _interrupts_blocked():  # in the workers, which this starts, for ever: only this process handles Ctrl-C
+            with _interrupts_blocked():  # workers inherit it: only this process handles Ctrl-C
                 results = [pool.submit(_work, work, part) for part in parts]
             for result in results:
                 yield result.result()
         except BrokenProcessPool:
             raise resumable_error("a worker process was lost (memory may be short: try fewer --workers)") from None
         except (KeyboardInterrupt, GeneratorExit):
-            lifeline.close()  # ends the workers; to cancel as well would let the pool stumble over what is cancelled
+            open_end.close()  # ends the workers; to cancel as well would let the pool stumble over what is cancelled
             raise
         except Exception:
             pool.shutdown(cancel_futures=True)  # no part is begun after one that failed; those at work end first
@@ -75,17 +75,17 @@ def _interrupts_blocked() -> Iterator[None]:
 _given: Any  # of a worker process
 
 
-def _start_worker(given: object, held: Connection) -> None:
+def _start_worker(given: object, parent_gone: Connection) -> None:
     global _given
     _given = given
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    threading.Thread(target=_end_with_parent, args=(held,), daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(parent_gone,), daemon=True).start()
 
 
-def _end_with_parent(held: Connection) -> None:
+def _end_with_parent(parent_gone: Connection) -> None:
     """End this worker when the first process does, which closes the other end of the pipe."""
     with contextlib.suppress(EOFError, OSError):
-        held.recv()
+        parent_gone.recv()
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(GRACE)
     os._exit(1)
