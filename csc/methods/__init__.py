@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from csc.config import Config
     from csc.nets.head import Head
 
-__all__ = ["HEADS", "build_head", "method", "register", "registered"]
+__all__ = ["HEADS", "build_head", "build_method", "register", "registered"]
 
 _REGISTRY: dict[str, type[Method]] = {}
 Kind = TypeVar("Kind", bound=type[Method])
@@ -46,7 +46,7 @@ def registered() -> dict[str, type[Method]]:
     return dict(sorted(_REGISTRY.items()))
 
 
-def method(config: "Config", state: "Mapping[str, Tensor] | None" = None) -> Method:
+def build_method(config: "Config", state: "Mapping[str, Tensor] | None" = None) -> Method:
     """The method that a configuration names, with what it kept of earlier tasks."""
     from csc.config.layers import method_class
 

@@ -1,6 +1,5 @@
 """evaluate: scores of a model on the test view, and the numbers that follow from them."""
 
-import collections
 import time
 from pathlib import Path
 
@@ -89,7 +88,8 @@ def score(model: str, test_view: str, scores_out: str, features: str) -> None:
     with join_group() as group:
         batches = confidences(network, view, card.settings(), features, group)
         if not group.is_main:
-            collections.deque(batches, maxlen=0)  # its shard of the work, without the writing
+            for _ in batches:  # its shard of the work, without the writing
+                pass
             return
         columns = [card.classes.index(name) for name in view.classes]
         Scores.write(view, (batch.numpy()[:, columns] for _, batch in batches), scores_out)

@@ -17,7 +17,7 @@ from csc.data.progress import Progress
 from csc.data.views import View
 from csc.distributed.group import Group, no_sync, single_process
 from csc.errors import BadData, BadModel, NotFinite
-from csc.methods import HEADS, method
+from csc.methods import HEADS, build_method
 from csc.nets.head import Head
 from csc.nets.network import Network
 from csc.replay.memory import Memory
@@ -58,13 +58,13 @@ class Trainer:
         if len(self.view) < 2:
             raise BadData(f"{self.title}: one training image; batch-norm needs at least two")
         config, device = self.config, self.group.device
-        self.method = method(config, self.state)
+        self.method = build_method(config, self.state)
         self.is_base = self.task == 1 or not self.method.continues  # the network has learned nothing so far
         self.backbone_is_frozen = not config.backbone.learns(is_base=self.is_base)
         draws = self.method.draws
         self.examples = Examples(config, self.view, self.task, self.memory, draws, self.features, self.group)
-        self.solved = self.network.head if self.method.solves else None
-        if self.solved is not None and not self.backbone_is_frozen:
+        self.closed_form_head = self.network.head if self.method.solves else None
+        if self.closed_form_head is not None and not self.backbone_is_frozen:
             # The backbone learns under a plain head; the one that is solved for comes after it.
             self.network.head = HEADS["linear"].build(config, self.network.backbone.channels, (self.new,))
         self.group.sync_batch_norms(self.network)
@@ -95,9 +95,9 @@ class Trainer:
         A frozen backbone under a closed form has no epochs.
         """
         self.objective.begin()
-        log = [] if self.solved is not None and self.backbone_is_frozen else self._train_epochs()
-        if self.solved is not None:
-            log = [*log, self._solve(self.solved, len(log))]
+        log = [] if self.closed_form_head is not None and self.backbone_is_frozen else self._train_epochs()
+        if self.closed_form_head is not None:
+            log = [*log, self._solve(self.closed_form_head, len(log))]
         self.method.finish(self.objective)
         return log
 

@@ -49,7 +49,7 @@ class Objective:
         compiled = torch.compile(learner) if self.config.train.compile else learner
         self.learner = self.group.learner(cast(nn.Module, compiled))  # averages gradients over processes
         self._prior_logits: Tensor | None = None
-        self._labels = ExemplarLabels.of(self.examples, self.new)
+        self._exemplar_labels = ExemplarLabels.of(self.examples, self.new)
         self.draws_features = self.config.statistics.replay and self.prior is not None
         if self.draws_features and self.group.world > 1:
             raise BadConfig("statistics.replay=true: works in one process only; set train.processes=1")
@@ -62,9 +62,9 @@ class Objective:
         fixed = self.examples.features and not self.config.input.augment
         if self.prior is not None and fixed and not self.needs_intermediates:
             self._prior_logits = self.logits_of_prior()
-        if self._labels is not None and self.config.memory.relabel != "none":
+        if self._exemplar_labels is not None and self.config.memory.relabel != "none":
             of_exemplars = self.examples.outputs(cast(Network, self.prior), self.examples.exemplars)
-            self._labels.relabel(of_exemplars > 0, by_learner=self.config.memory.relabel == "both")
+            self._exemplar_labels.relabel(of_exemplars > 0, by_learner=self.config.memory.relabel == "both")
         self.method.begin(self)
         if any(name == "statistical_cm" for name, _ in self.network.head.named_buffers()):
             self._count_correlations()
@@ -147,16 +147,16 @@ class Objective:
         prior_logits = self.group.gather(prior.logits.float(), sizes[0]) if prior is not None else None
         known: Tensor | None = None
         replays: tuple[Replay, ...] = ()
-        if self._labels is not None:
-            is_known, stored_logits, is_stored = self._labels.known, self._labels.logits, self._labels.stored
+        if (labels := self._exemplar_labels) is not None:
             rows = gather(batch.rows)
-            targets = [self._labels.fill_in(*given) for given in zip(targets, logits, rows, strict=True)]
-            of_update = [self._with_others(drawn, [other[i].rows for other in others]) for i, drawn in enumerate(rows)]
+            targets = [labels.fill_in(*given) for given in zip(targets, logits, rows, strict=True)]
+            of_update = [self._with_others(shown, [other[i].rows for other in others]) for i, shown in enumerate(rows)]
             replays = tuple(
-                Replay(logits[i], targets[i], is_known[of_update[i]], stored_logits[rows[i]], is_stored[of_update[i]])
-                for i in range(1, len(rows))
+                Replay(logits[i], targets[i], labels.known[update], labels.logits[rows[i]], labels.stored[update])
+                for i, update in enumerate(of_update)
+                if i > 0
             )
-            known = is_known[of_update[0]] if self.config.memory.replay == "concat" else None
+            known = labels.known[of_update[0]] if self.config.memory.replay == "concat" else None
         step = Step(logits[0], targets[0], self.new, prior_logits, known, per_image, replays, share)
         terms = self.method.loss(step) | self.method.penalty(self.network)
         if drawn is not None:

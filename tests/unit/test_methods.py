@@ -9,7 +9,7 @@ from torch import Tensor
 
 import csc.config
 from csc.config import base_method, resolve
-from csc.methods import method, register, registered
+from csc.methods import build_method, register, registered
 from csc.methods.base import Step
 from csc.methods.losses import asymmetric_loss, binary_cross_entropy, max_entropy
 from csc.methods.lwf import LwF
@@ -33,7 +33,7 @@ def random_step(*, old: int = OLD, seed: int = 0, seen_labels: bool = False) -> 
 
 
 def build(name: str, **settings):
-    return method(resolve("voc", {"method": name, **settings}))
+    return build_method(resolve("voc", {"method": name, **settings}))
 
 
 def gradient(loss: Tensor, of: Tensor) -> Tensor:

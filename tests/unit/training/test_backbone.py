@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from csc.errors import BadConfig, BadModel, HubUnavailable
-from csc.methods import method as build_method
+from csc.methods import build_method
 from csc.nets.backbone import Initialisation, build_backbone, initialise
 from csc.storage import sha256_file
 from tests.unit.training.bench import fresh_network, grown_network, one_line, settings, truncate

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from csc.data.views import View
 from csc.errors import BadConfig, BadModel
-from csc.methods import method
+from csc.methods import build_method
 from csc.methods.base import Replay, Step
 from csc.nets.correlation import statistical_cm
 from csc.nets.head import grow
@@ -56,7 +56,7 @@ def test_the_ewc_penalty_is_zero_at_the_kept_weights_and_grows_with_fisher_and_d
     network = fresh_network(config)
     fisher = {f"fisher.{name}": torch.rand_like(value) for name, value in network.named_parameters()}
     star = {f"star.{name}": value.detach().clone() for name, value in network.named_parameters()}
-    ewc = method(config, fisher | star)
+    ewc = build_method(config, fisher | star)
     assert ewc.penalty(network)["ewc"].item() == 0
     with torch.no_grad():
         network.head.linear.weight += 0.1
@@ -73,7 +73,7 @@ def test_rows_of_a_grown_head_are_free_to_move():
     state = {f"fisher.{name}": torch.ones_like(value) for name, value in before.named_parameters()}
     state |= {f"star.{name}": value.detach().clone() for name, value in before.named_parameters()}
     network = grown_network(before)
-    ewc = method(config, state)
+    ewc = build_method(config, state)
     weight = network.head.linear.weight
     with torch.no_grad():
         weight[OLD:] += 5
@@ -129,12 +129,14 @@ def test_fisher_adds_up_over_tasks_with_its_decay(bench: Bench):
 
 
 def test_derpp_compares_with_the_stored_logits_only_where_there_are_some():
-    derpp = method(settings("method=derpp", "derpp.alpha=2", "derpp.beta=0.25"))
+    derpp = build_method(settings("method=derpp", "derpp.alpha=2", "derpp.beta=0.25"))
     dark, labelled = replay(1, stored=3), replay(2)
     terms = derpp.loss(step(replays=(dark, labelled)))
     distance = (dark.logits - dark.stored_logits)[:, :3].square().mean()
     assert terms["logits"].item() == pytest.approx(2 * distance.item(), rel=1e-5)
-    summed = method(settings("method=derpp", "derpp.alpha=2", "loss.form=asl")).loss(step(replays=(dark, labelled)))
+    summed = build_method(settings("method=derpp", "derpp.alpha=2", "loss.form=asl")).loss(
+        step(replays=(dark, labelled))
+    )
     assert summed["logits"].item() == pytest.approx(2 * B * distance.item(), rel=1e-5)  # as ASL, a sum over images
     assert torch.equal(slope(terms["logits"], dark.logits)[:, 3:], torch.zeros(B, OLD + NEW - 3))
     assert slope(terms["logits"], labelled.logits) is None
@@ -171,7 +173,7 @@ def test_exemplars_among_the_images_count_where_their_labels_are_known(name: str
     known[:2, OLD:] = True  # two images of the task
     known[2:, :3] = True  # two exemplars that know three old classes
     sampler = ["memory.sampler=random", "memory.per_class=1"] if name == "lwf" else []
-    built = method(settings(f"method={name}", *sampler, "memory.replay=concat", "memory.unknown=masked"))
+    built = build_method(settings(f"method={name}", *sampler, "memory.replay=concat", "memory.unknown=masked"))
     one = step(known=known)
     terms = built.terms(one)
     assert torch.equal(slope(terms["ce"], one.logits) != 0, known)
@@ -182,7 +184,7 @@ def test_exemplars_among_the_images_count_where_their_labels_are_known(name: str
 
 
 def test_a_batch_of_exemplars_is_added_with_its_weight():
-    built = method(settings("method=csc-r", "memory.weight=0.3", "max_entropy.beta=0"))
+    built = build_method(settings("method=csc-r", "memory.weight=0.3", "max_entropy.beta=0"))
     drawn = replay(3)
     terms = built.loss(step(replays=(drawn,)))
     plain = torch.nn.functional.binary_cross_entropy_with_logits(drawn.logits[:, :OLD], drawn.targets[:, :OLD])
@@ -236,7 +238,7 @@ def test_podnets_distances_vanish_for_identical_networks_only():
     config = settings("method=podnet")
     network = fresh_network(config).eval()
     images = torch.randint(0, 256, (B, 3, 32, 32), dtype=torch.uint8)
-    pod, same = method(config), inside(network, images)
+    pod, same = build_method(config), inside(network, images)
     none = pod.distances(same, inside(copy.deepcopy(network), images))
     assert all(value.shape == (B,) and value.abs().max() < 1e-6 for value in none.values())
     other = pod.distances(same, inside(fresh_network(config, seed=1).eval(), images))
@@ -252,13 +254,13 @@ def test_podnets_spatial_distance_by_hand():
         pooled.append(values / values.norm())
     expected = (pooled[0] - pooled[1]).norm()
     answers = [Outputs(torch.zeros(1, 1), torch.zeros(1, 1), (stage,), None) for stage in (one, other)]
-    distances = method(settings("method=podnet")).distances(*answers)
+    distances = build_method(settings("method=podnet")).distances(*answers)
     assert distances["spatial"].item() == pytest.approx(expected.item(), rel=1e-5)
     assert distances["flat"].item() == pytest.approx(0, abs=1e-6)  # one channel: always parallel
 
 
 def test_podnets_weights_grow_with_the_classes():
-    pod = method(settings("method=podnet", "podnet.spatial=5", "podnet.flat=180"))
+    pod = build_method(settings("method=podnet", "podnet.spatial=5", "podnet.flat=180"))
     terms = pod.terms(step(spatial=torch.full((B,), 0.1), flat=torch.full((B,), 0.01)))
     assert terms["spatial"].item() == pytest.approx(5 * math.sqrt(2) * 0.1)
     assert terms["flat"].item() == pytest.approx(180 * math.sqrt(2) * 0.01)
@@ -285,7 +287,7 @@ def test_agcns_relations_vanish_for_identical_networks_and_touch_old_classes_onl
     larger.head = grow(prior.head, 2 * NEW)
     larger.head.statistical_cm[:OLD, OLD:] = 0  # old nodes gather from old ones alone
     images = torch.randint(0, 256, (B, 3, 32, 32), dtype=torch.uint8)
-    agcn = method(config)
+    agcn = build_method(config)
     relations = agcn.distances(inside(larger.eval(), images), inside(prior, images))["relations"]
     assert relations.shape == (B,)
     assert relations.abs().max() < 1e-10
@@ -382,10 +384,10 @@ def test_models_fill_in_the_unknown_labels_of_exemplars_if_asked(
     own = objective.examples.own
     said = objective.logits_of_prior()[own:] > 0
     assert said[:, :2].any()
-    assert torch.equal(objective._labels.by_prior[own:, :2], said[:, :2])
-    assert not objective._labels.by_prior[:own].any()
-    assert not objective._labels.by_prior[own:, 2:].any()  # what is known stays
-    known = objective._labels.known[own:]
+    assert torch.equal(objective._exemplar_labels.by_prior[own:, :2], said[:, :2])
+    assert not objective._exemplar_labels.by_prior[:own].any()
+    assert not objective._exemplar_labels.by_prior[own:, 2:].any()  # what is known stays
+    known = objective._exemplar_labels.known[own:]
     assert known[:, :OLD].all()
     assert bool(known[:, OLD:].all()) == (relabel == "both")
     if name == "csc-r":

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from csc.config import resolve
 from csc.errors import BadConfig
-from csc.methods import build_head, method
+from csc.methods import build_head, build_method
 from csc.methods.base import Method
 from csc.nets.backbone import StoredBackbone
 from csc.nets.head import grow
@@ -59,7 +59,7 @@ def images_of(task: int, count: int = 40) -> tuple[Tensor, Tensor, Tensor]:
 def learned(tasks: list[tuple[Tensor, Tensor, Tensor]], *items: str, statistics: Tensor | None = None) -> Method:
     """A method that has solved some tasks, each from the state of the one before alone."""
     config = settings(*(items if "method=l3a" in items else (*RIDGE, *items)))
-    built, head, old = method(config), build_head(config, FEATURES, (tasks[0][1].shape[1],)), 0
+    built, head, old = build_method(config), build_head(config, FEATURES, (tasks[0][1].shape[1],)), 0
     for maps, labels, names in tasks:
         seen = old + labels.shape[1]
         head = grow(head, seen) if old else head
@@ -67,7 +67,7 @@ def learned(tasks: list[tuple[Tensor, Tensor, Tensor]], *items: str, statistics:
             head.standardise(statistics)
         targets = torch.cat([labels.new_zeros(len(labels), old), labels], dim=1)
         network = Network(StoredBackbone({}, FEATURES), head, (0,), (1,))
-        built = method(config, built.state)
+        built = build_method(config, built.state)
         built.solve(Taught(network, maps, targets, names))
         old = seen
     built.head = head
