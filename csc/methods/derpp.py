@@ -47,6 +47,10 @@ class DERpp(ER):
     stores_logits = True
     draws = 2
 
+    def terms(self, step: Step) -> "dict[str, Tensor]":
+        """The classification loss of the batch over all classes, whatever `memory.unknown` says of exemplars."""
+        return {"ce": self.classify(step, step.logits, step.targets)}
+
     @staticmethod
     def unread(config: Config) -> frozenset[str]:
         """Both draws have weights of their own."""
