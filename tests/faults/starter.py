@@ -126,8 +126,9 @@ def main() -> None:
     registered()
     inspect.stack = callers
     gc.freeze()  # a fork would copy what its search for garbage touches
-    util.spawnv_passfds = _fork_instead
+    start_python, util.spawnv_passfds = util.spawnv_passfds, _fork_instead
     import_libraries_once()
+    util.spawnv_passfds = start_python
     # A fork is not the parent of the fork server, and could not ask whether it is alive.
     server = forkserver._forkserver  # type: ignore[attr-defined]
     server.ensure_running = forkserver.ensure_running = lambda: None
