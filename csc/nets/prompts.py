@@ -74,8 +74,8 @@ class PromptedBackbone(nn.Module):
         choice = cosines.topk(self.chosen, dim=1).indices
         if not self.training:
             return choice
-        chosen = choice.flatten()  # not counted by bincount, which waits for the GPU to learn how long its answer is
-        votes = chosen.new_zeros(len(self.keys)).scatter_add_(0, chosen, torch.ones_like(chosen))
+        picked = choice.flatten()  # not counted by bincount, which waits for the GPU to learn how long its answer is
+        votes = picked.new_zeros(len(self.keys)).scatter_add_(0, picked, torch.ones_like(picked))
         if dist.is_initialized():  # the batch is that of all processes
             dist.all_reduce(votes)
         winners = votes.argsort(descending=True, stable=True)[: self.chosen]
