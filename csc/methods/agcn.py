@@ -8,7 +8,7 @@ from csc.config.groups import AtLeast1, NotNegative, Settings, Statistics, Text
 from csc.config.schema import Config
 from csc.errors import BadConfig
 from csc.methods import register
-from csc.methods.base import HEADS, HeadKind, Step
+from csc.methods.base import HEADS, HeadKind, LossInputs
 from csc.methods.lwf import LwF
 
 if TYPE_CHECKING:
@@ -82,10 +82,10 @@ class AGCN(LwF):
         change = learner.representation[:, :old].float() - prior.representation.float()
         return {"relations": change.square().mean(dim=(1, 2))}
 
-    def terms(self, step: Step) -> "dict[str, Tensor]":
+    def terms(self, inputs: LossInputs) -> "dict[str, Tensor]":
         """CE, KD and the preserved relations of one batch."""
-        terms = super().terms(step)
-        for name, values in step.distances.items():
+        terms = super().terms(inputs)
+        for name, values in inputs.distances.items():
             terms[name] = self.config.of(Agcn).relations * values.mean()
         return terms
 

@@ -1,6 +1,6 @@
-"""What all methods share: the shape of a step, what they may ask of a task, and max-entropy, which any may add.
+"""What all methods share: the inputs of a loss, what they may ask of a task, and max-entropy, which any may add.
 
-Tensors of a step run over the whole batch, also when several processes train together. What a method measures inside
+The tensors run over the whole batch, also when several processes train together. What a method measures inside
 networks (`distances`) is reduced to one number per image first, in the process that has the image.
 
 The modules of methods import torch inside their functions only: settings are read where there is no torch.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from csc.nets.prompts import PromptedBackbone
     from csc.training.objective import Objective
 
-__all__ = ["HEADS", "HeadKind", "Method", "Replay", "Step"]
+__all__ = ["HEADS", "HeadKind", "LossInputs", "Method", "Replay"]
 
 
 class HeadKind(NamedTuple):
@@ -54,7 +54,7 @@ class Replay:
 
 
 @dataclass(frozen=True)
-class Step:
+class LossInputs:
     """One batch as a method sees it; old classes come first on the class axis.
 
     Without `known`, the labels are those of the new classes (of all seen ones if the settings show them). With
@@ -80,7 +80,7 @@ class Step:
 
 
 class Method:
-    """A learning method: its settings, the heads it builds, the loss terms of one step, and what it asks of the loop.
+    """A learning method: its settings, the heads it builds, the loss terms of one batch, and what it asks of the loop.
 
     What it keeps from one task to the next, apart from the network, is its `state`: tensors that travel with the model.
     """
@@ -96,8 +96,8 @@ class Method:
     continues: ClassVar[bool] = True  # a task starts from the model before; otherwise from the initialisation
     needs_intermediates: ClassVar[bool] = False  # `distances` wants more of the networks than logits
     stores_logits: ClassVar[bool] = False  # an exemplar is kept with what the finished model says of it
-    solves: ClassVar[bool] = False  # `solve` gives the head its weights; steps are taken only for the backbone
-    draws: ClassVar[int] = 1  # independent batches of exemplars at each step, with `memory.replay=batch`
+    solves: ClassVar[bool] = False  # `solve` gives the head its weights; updates are made only for the backbone
+    draws: ClassVar[int] = 1  # independent batches of exemplars at each update, with `memory.replay=batch`
 
     def __init__(self, config: Config, state: "Mapping[str, Tensor] | None" = None) -> None:
         self.config = config
@@ -148,7 +148,7 @@ class Method:
         return backbone
 
     def begin(self, objective: "Objective") -> None:
-        """Prepare for a task; called before its first step, and again by a try that resumes it."""
+        """Prepare for a task; called before its first update, and again by a try that resumes it."""
 
     def frozen_parameters(self, network: "Network") -> Iterable[str]:
         """Names of parameters that must not learn in a task after the first."""
@@ -158,12 +158,12 @@ class Method:
         """Per image (B,), what `terms` needs from inside the networks; only asked with `needs_intermediates`."""
         return {}
 
-    def terms(self, step: Step) -> "dict[str, Tensor]":
+    def terms(self, inputs: LossInputs) -> "dict[str, Tensor]":
         """The weighted terms of the method's loss of the task's images, by name; the loss is the sum of all terms.
 
         Unless a method says otherwise, the classification loss alone.
         """
-        return {"ce": self.classify(step, step.logits, step.targets)}
+        return {"ce": self.classify(inputs, inputs.logits, inputs.targets)}
 
     def solve(self, objective: "Objective") -> dict[str, float]:
         """Give the network its weights after the task, in one pass; return what to log. Only asked with `solves`."""
@@ -174,29 +174,31 @@ class Method:
         return {}
 
     def finish(self, objective: "Objective") -> None:
-        """Work out what later tasks need of this one, into `state`; called after the last step."""
+        """Work out what later tasks need of this one, into `state`; called after the last update."""
         if self.config.statistics.replay:
             from csc.replay.statistics import with_statistics
 
             self.state = with_statistics(self.state, objective.features_of_new_classes())
 
-    def loss(self, step: Step) -> "dict[str, Tensor]":
+    def loss(self, inputs: LossInputs) -> "dict[str, Tensor]":
         """All terms: the method's own, those of exemplars drawn with the batch, and max-entropy if it is on."""
-        return self.terms(step) | self.replayed(step) | self.max_entropy(step)
+        return self.terms(inputs) | self.replayed(inputs) | self.max_entropy(inputs)
 
-    def max_entropy(self, step: Step) -> "dict[str, Tensor]":
+    def max_entropy(self, inputs: LossInputs) -> "dict[str, Tensor]":
         """-β L_H: CSC's regulariser, which any method may add; there is none without old classes."""
         from csc.methods.losses import max_entropy
 
         regulariser = self.config.max_entropy
-        if regulariser.beta == 0 or step.old == 0:
+        if regulariser.beta == 0 or inputs.old == 0:
             return {}
-        logits = step.logits[:, : step.old] if regulariser.classes == "old" else step.logits
+        logits = inputs.logits[:, : inputs.old] if regulariser.classes == "old" else inputs.logits
         entropy = max_entropy(logits, regulariser.form, regulariser.reduction)
-        beta = regulariser.beta * (step.old / step.new) ** regulariser.beta_power
-        return {"H": -beta * self.scaled(entropy, len(logits), step)}
+        beta = regulariser.beta * (inputs.old / inputs.new) ** regulariser.beta_power
+        return {"H": -beta * self.scaled(entropy, len(logits), inputs)}
 
-    def classify(self, step: Step, logits: "Tensor", targets: "Tensor", known: "Tensor | None" = None) -> "Tensor":
+    def classify(
+        self, inputs: LossInputs, logits: "Tensor", targets: "Tensor", known: "Tensor | None" = None
+    ) -> "Tensor":
         """The classification loss in the form that the settings name, over the known entries.
 
         Accumulated batches weigh by their share of the update, so what is a part of a sum over the whole update is
@@ -205,36 +207,38 @@ class Method:
         from csc.methods.losses import asymmetric_loss, binary_cross_entropy
 
         if self.config.loss.form == "asl":
-            return asymmetric_loss(logits, targets, known) / step.share
+            return asymmetric_loss(logits, targets, known) / inputs.share
         mean = binary_cross_entropy(logits, targets, known)
-        return mean if known is None else mean / step.share
+        return mean if known is None else mean / inputs.share
 
-    def classify_known(self, step: Step) -> "Tensor":
+    def classify_known(self, inputs: LossInputs) -> "Tensor":
         """The classification loss over all labels that there are: those of the new classes, and those of exemplars."""
-        if step.known is not None:
-            return self.classify(step, step.logits, step.targets, step.known)
-        return self.classify(step, step.logits[:, step.old :], step.targets[:, step.old :])
+        if inputs.known is not None:
+            return self.classify(inputs, inputs.logits, inputs.targets, inputs.known)
+        return self.classify(inputs, inputs.logits[:, inputs.old :], inputs.targets[:, inputs.old :])
 
-    def classify_replay(self, step: Step, replay: Replay) -> "Tensor":
+    def classify_replay(self, inputs: LossInputs, replay: Replay) -> "Tensor":
         """The classification loss of exemplars drawn with the batch; unknown labels are masked, or count as absent."""
         known = replay.known if self.config.memory.unknown == "masked" else None
-        return self.classify(step, replay.logits, replay.targets, known)
+        return self.classify(inputs, replay.logits, replay.targets, known)
 
-    def distil(self, step: Step, logits: "Tensor", targets: "Tensor", known: "Tensor | None" = None) -> "Tensor":
+    def distil(
+        self, inputs: LossInputs, logits: "Tensor", targets: "Tensor", known: "Tensor | None" = None
+    ) -> "Tensor":
         """KD: the binary cross-entropy to soft targets, on the scale of `classify`: with ASL a sum over all entries."""
         from csc.methods.losses import binary_cross_entropy
 
         mean = binary_cross_entropy(logits, targets, known)
         if self.config.loss.form == "asl":
-            return mean * (logits.numel() if known is None else known.sum()) / step.share
-        return mean if known is None else mean / step.share
+            return mean * (logits.numel() if known is None else known.sum()) / inputs.share
+        return mean if known is None else mean / inputs.share
 
-    def scaled(self, mean: "Tensor", images: int, step: Step) -> "Tensor":
+    def scaled(self, mean: "Tensor", images: int, inputs: LossInputs) -> "Tensor":
         """A mean over images on the scale of `classify`: with ASL a sum over them."""
-        return mean * images / step.share if self.config.loss.form == "asl" else mean
+        return mean * images / inputs.share if self.config.loss.form == "asl" else mean
 
-    def replayed(self, step: Step) -> "dict[str, Tensor]":
+    def replayed(self, inputs: LossInputs) -> "dict[str, Tensor]":
         """The terms of exemplars drawn with the batch, if any were."""
-        if not step.replays:
+        if not inputs.replays:
             return {}
-        return {"replay": self.config.memory.weight * self.classify_replay(step, step.replays[0])}
+        return {"replay": self.config.memory.weight * self.classify_replay(inputs, inputs.replays[0])}

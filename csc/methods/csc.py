@@ -7,7 +7,7 @@ from csc.config.groups import AtLeast0, AtLeast1, Settings
 from csc.config.schema import Config
 from csc.errors import BadConfig
 from csc.methods import register
-from csc.methods.base import HEADS, HeadKind, Step
+from csc.methods.base import HEADS, HeadKind, LossInputs
 from csc.methods.lwf import LwF
 
 if TYPE_CHECKING:
@@ -77,9 +77,9 @@ class CSC(LwF):
     name = "csc"
     heads = ("ci_gcn", "linear")
 
-    def loss(self, step: Step) -> "dict[str, Tensor]":
+    def loss(self, inputs: LossInputs) -> "dict[str, Tensor]":
         """The terms of one batch; the base task has no old classes, and CE alone."""
-        alpha, ce, kd = self.alpha(step), self.label_loss(step), self.prior_loss(step)
+        alpha, ce, kd = self.alpha(inputs), self.label_loss(inputs), self.prior_loss(inputs)
         terms = {"ce": ce} if kd is None else {"ce": alpha * ce, "kd": (1 - alpha) * kd}  # eq. 5
-        terms |= self.replayed(step)  # CSC-R: exemplars that were drawn with the batch
-        return terms | self.max_entropy(step)  # -β L_H, eq. 7
+        terms |= self.replayed(inputs)  # CSC-R: exemplars that were drawn with the batch
+        return terms | self.max_entropy(inputs)  # -β L_H, eq. 7

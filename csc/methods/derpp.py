@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Literal
 from csc.config.groups import NotNegative, Settings
 from csc.config.schema import Config
 from csc.methods import register
-from csc.methods.base import Step
+from csc.methods.base import LossInputs
 from csc.methods.er import ER, Exemplars
 
 if TYPE_CHECKING:
@@ -47,23 +47,23 @@ class DERpp(ER):
     stores_logits = True
     draws = 2
 
-    def terms(self, step: Step) -> "dict[str, Tensor]":
+    def terms(self, inputs: LossInputs) -> "dict[str, Tensor]":
         """The classification loss of the batch over all classes, whatever `memory.unknown` says of exemplars."""
-        return {"ce": self.classify(step, step.logits, step.targets)}
+        return {"ce": self.classify(inputs, inputs.logits, inputs.targets)}
 
     @staticmethod
     def unread(config: Config) -> frozenset[str]:
         """Both draws have weights of their own."""
         return ER.unread(config) | {"memory.weight"}
 
-    def replayed(self, step: Step) -> "dict[str, Tensor]":
+    def replayed(self, inputs: LossInputs) -> "dict[str, Tensor]":
         """The stored logits of one draw, the labels of the other."""
-        if not step.replays:
+        if not inputs.replays:
             return {}
-        weights, (dark, labelled) = self.config.of(Derpp), step.replays
+        weights, (dark, labelled) = self.config.of(Derpp), inputs.replays
         squares = (dark.logits - dark.stored_logits).square() * dark.stored[: len(dark.logits)]
-        distance = squares.sum() / dark.stored.sum().clamp(min=1) / step.share
+        distance = squares.sum() / dark.stored.sum().clamp(min=1) / inputs.share
         if self.config.loss.form == "asl":
             distance = distance * len(dark.stored)
-        again = self.classify_replay(step, labelled)
+        again = self.classify_replay(inputs, labelled)
         return {"logits": weights.alpha * distance, "replay": weights.beta * again}

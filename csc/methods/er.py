@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from csc.config.groups import Memory
 from csc.methods import register
-from csc.methods.base import Method, Step
+from csc.methods.base import LossInputs, Method
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,8 +31,8 @@ class ER(Method):
     name = "er"
     memory_settings: ClassVar[type[Memory] | None] = Exemplars
 
-    def terms(self, step: Step) -> "dict[str, Tensor]":
+    def terms(self, inputs: LossInputs) -> "dict[str, Tensor]":
         """The classification loss of one batch."""
         if self.config.memory.unknown == "negative":
-            return {"ce": self.classify(step, step.logits, step.targets)}
-        return {"ce": self.classify_known(step)}
+            return {"ce": self.classify(inputs, inputs.logits, inputs.targets)}
+        return {"ce": self.classify_known(inputs)}

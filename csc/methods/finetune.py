@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Literal
 
 from csc.config.groups import Loss
 from csc.methods import register
-from csc.methods.base import Method, Step
+from csc.methods.base import LossInputs, Method
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,7 +30,7 @@ class FineTune(Method):
     loss_settings = FineTuneLoss
     memory_settings = None
 
-    def terms(self, step: Step) -> "dict[str, Tensor]":
+    def terms(self, inputs: LossInputs) -> "dict[str, Tensor]":
         """The classification loss of one batch."""
-        first = step.old if self.config.of(FineTuneLoss).old_labels == "masked" else 0
-        return {"ce": self.classify(step, step.logits[:, first:], step.targets[:, first:])}
+        first = inputs.old if self.config.of(FineTuneLoss).old_labels == "masked" else 0
+        return {"ce": self.classify(inputs, inputs.logits[:, first:], inputs.targets[:, first:])}

@@ -7,7 +7,7 @@ from csc.config.groups import AtLeast1, NotNegative, Settings, Statistics, Unit
 from csc.config.schema import Config
 from csc.errors import BadConfig, BadModel
 from csc.methods import register
-from csc.methods.base import HEADS, HeadKind, Method, Step
+from csc.methods.base import HEADS, HeadKind, LossInputs, Method
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -142,20 +142,22 @@ class KRT(Method):
         now = learner.representation[:, : before.shape[1]].float()
         return {"tokens": 1 - cosine_similarity(now.flatten(1), before.flatten(1))}
 
-    def terms(self, step: Step) -> "dict[str, Tensor]":
+    def terms(self, inputs: LossInputs) -> "dict[str, Tensor]":
         """The classification loss of one batch, and the turn of the old embeddings."""
         import torch
 
-        targets, known = step.targets, None
-        if step.prior_logits is not None:
-            pseudo = step.prior_logits.sigmoid() > self.threshold
-            targets = torch.cat([targets[:, : step.old].maximum(pseudo.to(targets.dtype)), targets[:, step.old :]], 1)
-        if step.known is not None and self.config.memory.unknown == "masked":
-            known = step.known.clone()
-            known[:, : step.old] = True  # by a label or a pseudo-label
-        terms = {"ce": self.classify(step, step.logits, targets, known)}
-        weight = self.settings.tokens * (step.logits.shape[1] / step.new) ** 0.5
-        for name, values in step.distances.items():
+        targets, known = inputs.targets, None
+        if inputs.prior_logits is not None:
+            pseudo = inputs.prior_logits.sigmoid() > self.threshold
+            targets = torch.cat(
+                [targets[:, : inputs.old].maximum(pseudo.to(targets.dtype)), targets[:, inputs.old :]], 1
+            )
+        if inputs.known is not None and self.config.memory.unknown == "masked":
+            known = inputs.known.clone()
+            known[:, : inputs.old] = True  # by a label or a pseudo-label
+        terms = {"ce": self.classify(inputs, inputs.logits, targets, known)}
+        weight = self.settings.tokens * (inputs.logits.shape[1] / inputs.new) ** 0.5
+        for name, values in inputs.distances.items():
             terms[name] = weight * values.mean()
         return terms
 

@@ -6,7 +6,7 @@ from csc.config.groups import AtLeast1, Settings
 from csc.config.schema import Config
 from csc.errors import BadConfig
 from csc.methods import register
-from csc.methods.base import HEADS, HeadKind, Method, Step
+from csc.methods.base import HEADS, HeadKind, LossInputs, Method
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,9 +67,9 @@ class L2P(Method):
         """Per image: similarity to the chosen keys."""
         return {} if learner.pull is None else {"pull": learner.pull.float()}
 
-    def terms(self, step: Step) -> "dict[str, Tensor]":
+    def terms(self, inputs: LossInputs) -> "dict[str, Tensor]":
         """The classification loss of the new classes, and the pull of the chosen keys towards the images."""
-        terms = {"ce": self.classify(step, step.logits[:, step.old :], step.targets[:, step.old :])}
-        for name, values in step.distances.items():
+        terms = {"ce": self.classify(inputs, inputs.logits[:, inputs.old :], inputs.targets[:, inputs.old :])}
+        for name, values in inputs.distances.items():
             terms[name] = -self.config.of(L2p).pull * values.mean()
         return terms

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from csc.config.groups import Loss, NotNegative, Settings, Statistics, Unit
 from csc.config.schema import Config
 from csc.methods import register
-from csc.methods.base import Method, Step
+from csc.methods.base import LossInputs, Method
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,28 +62,28 @@ class LwF(Method):
             log_odds[: -objective.new] = 0
             self.adjustment = (weight * log_odds).to(objective.device)
 
-    def terms(self, step: Step) -> "dict[str, Tensor]":
+    def terms(self, inputs: LossInputs) -> "dict[str, Tensor]":
         """CE and KD of one batch."""
-        alpha, ce, kd = self.alpha(step), self.label_loss(step), self.prior_loss(step)
+        alpha, ce, kd = self.alpha(inputs), self.label_loss(inputs), self.prior_loss(inputs)
         return {"ce": ce} if kd is None else {"ce": alpha * ce, "kd": (1 - alpha) * kd}
 
-    def alpha(self, step: Step) -> float:
+    def alpha(self, inputs: LossInputs) -> float:
         """α, or what the schedule makes of it."""
         settings = self.config.of(Distillation)
-        if not settings.alpha_power or not step.old:
+        if not settings.alpha_power or not inputs.old:
             return settings.alpha
-        weight: float = settings.alpha * (step.old / step.new) ** settings.alpha_power
+        weight: float = settings.alpha * (inputs.old / inputs.new) ** settings.alpha_power
         return weight / (weight + 1 - settings.alpha)
 
-    def label_loss(self, step: Step) -> "Tensor":
+    def label_loss(self, inputs: LossInputs) -> "Tensor":
         """CE of the labels that there are; with `old_labels=negative` of all classes."""
         if self.config.of(Distillation).old_labels == "negative":
-            return self.classify(step, step.logits, step.targets)
-        return self.classify_known(replace(step, logits=step.logits + self.adjustment))
+            return self.classify(inputs, inputs.logits, inputs.targets)
+        return self.classify_known(replace(inputs, logits=inputs.logits + self.adjustment))
 
-    def prior_loss(self, step: Step) -> "Tensor | None":
+    def prior_loss(self, inputs: LossInputs) -> "Tensor | None":
         """KD of the old classes whose labels are not known; none in the base task, or if the settings say so."""
-        if self.config.of(Distillation).old_labels != "kd" or step.prior_logits is None:
+        if self.config.of(Distillation).old_labels != "kd" or inputs.prior_logits is None:
             return None
-        unknown = None if step.known is None else ~step.known[:, : step.old]
-        return self.distil(step, step.logits[:, : step.old], step.prior_logits.sigmoid(), unknown)
+        unknown = None if inputs.known is None else ~inputs.known[:, : inputs.old]
+        return self.distil(inputs, inputs.logits[:, : inputs.old], inputs.prior_logits.sigmoid(), unknown)

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from csc.config.groups import Memory, NotNegative, Settings
 from csc.methods import register
-from csc.methods.base import Step
+from csc.methods.base import LossInputs
 from csc.methods.er import ER
 
 if TYPE_CHECKING:
@@ -54,13 +54,13 @@ class PODNet(ER):
         mine, before = (outputs.stages[-1].float().mean(dim=(2, 3)) for outputs in (learner, prior))
         return {"spatial": spatial, "flat": 1 - cosine_similarity(mine, before)}
 
-    def terms(self, step: Step) -> "dict[str, Tensor]":
+    def terms(self, inputs: LossInputs) -> "dict[str, Tensor]":
         """The classification loss of one batch, and how far the backbone has moved."""
-        terms = super().terms(step)
+        terms = super().terms(inputs)
         settings = self.config.of(Podnet)
         weights = {"spatial": settings.spatial, "flat": settings.flat}
-        growth = (step.logits.shape[1] / step.new) ** 0.5
-        for name, values in step.distances.items():
+        growth = (inputs.logits.shape[1] / inputs.new) ** 0.5
+        for name, values in inputs.distances.items():
             terms[name] = weights[name] * growth * values.mean()
         return terms
 

@@ -83,7 +83,7 @@ class RidgeRegression(Method):
 
     @classmethod
     def check(cls, config: Config) -> None:
-        """Refuse a backbone that learns, and a regulariser of steps that there are not."""
+        """Refuse a backbone that learns, and a regulariser of a loss that there is not."""
         if not config.backbone.frozen:
             raise BadConfig(
                 f"backbone.frozen=false: method '{config.method}' keeps sums of features, which go stale when the "
@@ -94,14 +94,14 @@ class RidgeRegression(Method):
 
     @staticmethod
     def unread(config: Config) -> frozenset[str]:
-        """What is for steps: none are taken but by a backbone that learns in the base task."""
+        """The settings of training: nothing is trained but a backbone that learns in the base task."""
         learns = config.backbone.learns(is_base=True)
         groups = ("release_quirks.",) if learns else ("release_quirks.", "loss.", "train.")
-        of_steps = {key for key in config.flat() if key.startswith(groups)} | {"train.lr", "input.augment"}
+        of_training = {key for key in config.flat() if key.startswith(groups)} | {"train.lr", "input.augment"}
         read = {"train.batch_size", "train.amp", "train.channels_last"}  # of one pass without augmentation
         if learns:
             read |= {"release_quirks.no_shuffle", "input.augment"}
-        return Method.unread(config) | (of_steps - read)
+        return Method.unread(config) | (of_training - read)
 
     @classmethod
     def is_random(cls, config: Config) -> bool:

@@ -13,7 +13,7 @@ from csc.config.schema import Config
 from csc.data.loading import Batch
 from csc.data.order import Draw
 from csc.errors import BadConfig, BadModel
-from csc.methods.base import Method, Replay, Step
+from csc.methods.base import LossInputs, Method, Replay
 from csc.nets.ci_gcn import CIGCN
 from csc.nets.correlation import statistical_cm
 from csc.nets.network import Network, Outputs
@@ -57,7 +57,7 @@ class Objective:
             raise BadModel("statistics.replay=true: the prior model has no statistics; train it with this setting, too")
 
     def begin(self) -> None:
-        """Prepare for the first step, also when training resumes."""
+        """Prepare for the first update, also when training resumes."""
         # The prior model always says the same of cached maps without augmentation, so it is asked once.
         fixed = self.examples.features and not self.config.input.augment
         if self.prior is not None and fixed and not self.needs_intermediates:
@@ -157,8 +157,8 @@ class Objective:
                 if i > 0
             )
             known = labels.known[of_update[0]] if self.config.memory.replay == "concat" else None
-        step = Step(logits[0], targets[0], self.new, prior_logits, known, per_image, replays, share)
-        terms = self.method.loss(step) | self.method.penalty(self.network)
+        inputs = LossInputs(logits[0], targets[0], self.new, prior_logits, known, per_image, replays, share)
+        terms = self.method.loss(inputs) | self.method.penalty(self.network)
         if drawn is not None:
             loss = self._loss_of_drawn(outputs.of(slice(sum(own), None)), drawn, share)
             terms["drawn"] = self.config.statistics.weight * loss
@@ -173,8 +173,10 @@ class Objective:
             prior = self._compute_prior(drawn)
             distances = {name: values.float() for name, values in self._distances(learner, prior).items()}
         logits = learner.logits.float()
-        step = Step(logits, torch.zeros_like(logits), self.new, prior.logits.float(), None, distances, share=share)
-        return torch.stack(list(self.method.loss(step).values())).sum()
+        inputs = LossInputs(
+            logits, torch.zeros_like(logits), self.new, prior.logits.float(), None, distances, share=share
+        )
+        return torch.stack(list(self.method.loss(inputs).values())).sum()
 
     def _with_others(self, rows: Tensor, others: Sequence[Sequence[int]]) -> Tensor:
         """The rows of a batch, and after them those of the other batches of its update."""

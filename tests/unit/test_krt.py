@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, gelu, layer_norm
 
 from csc.config import resolve
-from csc.methods.base import Replay, Step
+from csc.methods.base import LossInputs, Replay
 from csc.methods.krt import KRT, Krt, threshold_for, thresholds_for
 from csc.methods.losses import asymmetric_loss
 from csc.nets.attention import GRID, IncrementalCrossAttention
@@ -280,13 +280,13 @@ def test_the_base_task_has_no_threshold_to_look_for():
 # The loss
 
 
-def random_step(prior: Tensor | None = None, **more) -> Step:
+def random_step(prior: Tensor | None = None, **more) -> LossInputs:
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(BATCH, N, generator=generator, dtype=torch.float64).requires_grad_()
     targets = torch.randint(0, 2, (BATCH, N), generator=generator).double()
     targets[:, :OLD] = 0
     targets[0, 2:4] = 1  # an exemplar: its old labels are known
-    return Step(logits, targets, NEW, prior, **more)
+    return LossInputs(logits, targets, NEW, prior, **more)
 
 
 @pytest.mark.parametrize(("form", "loss"), [("asl", asymmetric_loss), ("bce", binary_cross_entropy_with_logits)])

@@ -8,7 +8,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from csc.config import resolve
 from csc.errors import BadConfig
-from csc.methods.base import Step
+from csc.methods.base import LossInputs
 from csc.methods.l2p import L2P, L2p
 from csc.nets.backbone import Backbone, build_backbone
 from csc.nets.head import LinearHead
@@ -183,7 +183,7 @@ def test_the_transformer_is_bit_equal_after_training():
     for _ in range(3):
         optimizer.zero_grad()
         outputs = network(uint8_images(), intermediates=True)
-        step = Step(outputs.logits, targets, NEW, distances=method.distances(outputs, None))
+        step = LossInputs(outputs.logits, targets, NEW, distances=method.distances(outputs, None))
         torch.stack(list(method.loss(step).values())).sum().backward()
         optimizer.step()
     moved = {name for name, value in network.state_dict().items() if not torch.equal(value, before[name])}
@@ -201,7 +201,7 @@ def test_the_loss_is_that_of_the_new_classes_less_the_weighted_pull():
     targets = torch.randint(0, 2, (BATCH, OLD + NEW)).float()
     pull = torch.tensor([1.0, 2.0, 3.0, 6.0])
     outputs = Outputs(logits, logits, (), pull)
-    terms = method.loss(Step(logits, targets, NEW, distances=method.distances(outputs, None)))
+    terms = method.loss(LossInputs(logits, targets, NEW, distances=method.distances(outputs, None)))
     assert list(terms) == ["ce", "pull"]
     assert terms["pull"].item() == -0.5 * 3
     assert torch.equal(terms["ce"], binary_cross_entropy_with_logits(logits[:, OLD:], targets[:, OLD:]))

@@ -10,7 +10,7 @@ from torch import Tensor
 import csc.config
 from csc.config import base_method, resolve
 from csc.methods import build_method, register, registered
-from csc.methods.base import Replay, Step
+from csc.methods.base import LossInputs, Replay
 from csc.methods.losses import asymmetric_loss, binary_cross_entropy, max_entropy
 from csc.methods.lwf import LwF
 
@@ -21,7 +21,7 @@ DESCENDING = [name for name in METHODS if not registered()[base_method(name)].so
 DISTILLING = [name for name in METHODS if issubclass(registered()[base_method(name)], LwF)]
 
 
-def random_step(*, old: int = OLD, seed: int = 0, seen_labels: bool = False) -> Step:
+def random_step(*, old: int = OLD, seed: int = 0, seen_labels: bool = False) -> LossInputs:
     """A batch with moderate logits; labels of old classes are invisible unless asked for."""
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(BATCH, old + NEW, generator=generator, dtype=torch.float64).requires_grad_()
@@ -29,7 +29,7 @@ def random_step(*, old: int = OLD, seed: int = 0, seen_labels: bool = False) -> 
     if not seen_labels:
         targets[:, :old] = 0
     prior = torch.randn(BATCH, old, generator=generator, dtype=torch.float64) if old else None
-    return Step(logits, targets, NEW, prior)
+    return LossInputs(logits, targets, NEW, prior)
 
 
 def build(name: str, **settings):
@@ -115,7 +115,9 @@ def test_the_terms_of_a_method_are_those_that_were_reviewed(name: str):
     )
     memory = built.config.memory
     drawn, mixed = memory.sampler != "none" and memory.replay == "batch", memory.sampler != "none"
-    step = Step(logits, targets, 2, prior, known if mixed and not drawn else None, distances, replays if drawn else ())
+    step = LossInputs(
+        logits, targets, 2, prior, known if mixed and not drawn else None, distances, replays if drawn else ()
+    )
     assert {key: float(value) for key, value in built.loss(step).items()} == pytest.approx(REVIEWED[name], abs=1e-5)
 
 
@@ -293,7 +295,7 @@ def test_the_base_task_is_ce_alone_without_alpha(name: str):
 @pytest.mark.parametrize("name", DISTILLING)
 def test_distillation_has_no_gradient_where_the_prior_already_agrees(name: str):
     step = random_step()
-    same = Step(step.logits, step.targets, NEW, step.logits[:, :OLD].detach().clone())
+    same = LossInputs(step.logits, step.targets, NEW, step.logits[:, :OLD].detach().clone())
     agreeing = gradient(build(name).terms(same)["kd"], step.logits)
     assert agreeing.abs().max() < 1e-12
     assert gradient(build(name).terms(step)["kd"], step.logits)[:, :OLD].abs().min() > 1e-6
@@ -364,7 +366,7 @@ def test_joint_asks_for_all_labels_and_starts_from_scratch():
 # Max-entropy, with any method
 
 
-def weighed(name: str, step: Step) -> int:
+def weighed(name: str, step: LossInputs) -> int:
     """How often a mean over images counts relative to the classification loss: ASL is a sum over them."""
     return len(step.logits) if build(name).config.loss.form == "asl" else 1
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from csc.data.views import View
 from csc.errors import BadConfig, BadModel
 from csc.methods import build_method
-from csc.methods.base import Replay, Step
+from csc.methods.base import LossInputs, Replay
 from csc.nets.correlation import statistical_cm
 from csc.nets.head import grow
 from csc.nets.label_graph import LabelGraph
@@ -25,10 +25,10 @@ from tests.unit.training.bench import NEW, Bench, fresh_network, grown_network, 
 B, OLD = 4, NEW
 
 
-def step(*, known: Tensor | None = None, replays: tuple[Replay, ...] = (), **distances: Tensor) -> Step:
+def step(*, known: Tensor | None = None, replays: tuple[Replay, ...] = (), **distances: Tensor) -> LossInputs:
     torch.manual_seed(0)
     logits, targets = torch.randn(B, OLD + NEW, requires_grad=True), torch.randint(0, 2, (B, OLD + NEW)).float()
-    return Step(logits, targets, NEW, torch.randn(B, OLD), known, distances, replays)
+    return LossInputs(logits, targets, NEW, torch.randn(B, OLD), known, distances, replays)
 
 
 def replay(seed: int, stored: int = OLD) -> Replay:
@@ -208,7 +208,7 @@ def test_the_loop_feeds_exemplars_to_the_method(
         logits=(lambda rows: said[: len(rows)]) if name == "derpp" else None,
     ).extended_to(views[2], tasks[1], config.memory.labels)
     trainer = bench.second(config, memory=memory)
-    seen: list[Step] = []
+    seen: list[LossInputs] = []
     loss = trainer.method.loss
     trainer.method.loss = lambda step: (seen.append(step), loss(step))[1]
     log = trainer.run()
@@ -376,7 +376,7 @@ def test_models_fill_in_the_unknown_labels_of_exemplars_if_asked(
     memory.labels[:, :2] = False
     prior = fresh_network(config).eval()
     trainer = bench.trainer(config, grown_network(prior), task=2, prior=prior, memory=memory)
-    seen: list[Step] = []
+    seen: list[LossInputs] = []
     loss = trainer.method.loss
     trainer.method.loss = lambda step: (seen.append(step), loss(step))[1]
     trainer.run()
