@@ -95,7 +95,7 @@ class _Case:
         trainer._train_mode()
         batch = Batch(self.images, self.targets, self.rows)
         draws = [Draw(range(BATCH))] * (1 + self.draws)
-        return lambda: trainer._step(Batches(batch for _ in range(1)), [draws])
+        return lambda: trainer._update(Batches(batch for _ in range(1)), [draws])
 
     def limit(self) -> Work:
         """The passes of the networks alone, in the same memory format."""

@@ -129,7 +129,7 @@ class _Case:
         trainer._train_mode()
         images = self.images.contiguous(memory_format=torch.channels_last)  # as the loader makes them
         batch = Batch(images, self.targets[:, : old + NEW], torch.arange(size))
-        return lambda: trainer._step(Batches(batch for _ in range(1)), [[Draw(range(size))]])
+        return lambda: trainer._update(Batches(batch for _ in range(1)), [[Draw(range(size))]])
 
     def limit(self, *, prior: bool) -> Work:
         """The passes of the backbone alone."""

@@ -23,15 +23,15 @@ from torch.utils.data import DataLoader
 
 from csc.data.augment import Pixels, augment
 from csc.data.cores import cores
-from csc.data.order import Draw, Plan, flat
+from csc.data.order import Draw, Plan, rows_and_draws
 from csc.data.shards import FORMATS, ImageShards
 from csc.data.views import View
 from csc.errors import BadData, CscError
 
 __all__ = [
     "Batch",
+    "BatchKey",
     "Batches",
-    "Key",
     "Workers",
     "decode",
     "image_batches",
@@ -44,7 +44,7 @@ MOST_WORKERS = 8  # processes; at 224 pixels they make about 3,000 images per se
 KEPT_BYTES = 256 << 20  # decoded images that may stay in memory from one epoch to the next
 
 Workers = int | Literal["thread"]
-Key = tuple[int, Sequence[Draw]]  # an epoch, and the rows of a batch in it
+BatchKey = tuple[int, Sequence[Draw]]  # an epoch, and the rows of a batch in it
 
 
 @dataclass
@@ -145,20 +145,20 @@ class _Images:
         fits = len(view) * size * size * 3 <= KEPT_BYTES
         self.kept: dict[int, Pixels] | None = {} if keep and fits else None
 
-    def __getitem__(self, key: Key) -> Batch | CscError:
+    def __getitem__(self, key: BatchKey) -> Batch | CscError:
         """A batch, or why there is none: a data loader would wrap an error that is raised in its text of many lines."""
         try:
             return self.batch(key)
         except CscError as error:
             return error
 
-    def batch(self, key: Key) -> Batch:
+    def batch(self, key: BatchKey) -> Batch:
         """The images of some rows as an epoch shows them.
 
         First all are decoded, then all are augmented: code that stays in the processor's caches runs faster.
         """
         epoch, draws = key
-        rows, numbers = flat(draws)
+        rows, numbers = rows_and_draws(draws)
         images = torch.empty((len(rows), self.size, self.size, 3), dtype=torch.uint8)
         pixels = images.numpy()
         for target, row in zip(pixels, rows, strict=True):
@@ -205,7 +205,7 @@ def workers_for(wanted: int | Literal["auto"], device: torch.device) -> Workers:
 
 
 def image_batches(
-    view: View, plan: Plan, *, seed: int | None, size: int, augment: bool, workers: Workers, decode: str = "fast"
+    view: View, plan: Plan, *, seed: int | None, size: int, augment: bool, workers: Workers, mode: str = "fast"
 ) -> Batches:
     """All batches of some epochs, one after the other; workers live through all of them.
 
@@ -217,23 +217,23 @@ def image_batches(
         size: of the images.
         augment: whether images are augmented.
         workers: from `workers_for`.
-        decode: mode of `decode`.
+        mode: of `decode`.
     """
     keep = len(plan) > 1 and workers in (0, "thread")  # processes would each keep their own
-    images = _Images(view, size, decode, seed, augment=augment, keep=keep)
+    images = _Images(view, size, mode, seed, augment=augment, keep=keep)
     keys = ((epoch, draws) for epoch, batches in plan for draws in batches)
     if workers != "thread" and workers > 0:
         return Batches(_from_processes(images, keys, workers, torch.cuda.is_available()))
     return loaded(images.batch, keys, ahead=workers == "thread")
 
 
-def loaded(load: Callable[[Key], Batch], keys: Iterable[Key], *, ahead: bool) -> Batches:
+def loaded(load: Callable[[BatchKey], Batch], keys: Iterable[BatchKey], *, ahead: bool) -> Batches:
     """Load batch after batch in this process, `ahead` in a thread next to its consumer; pinned if there is a GPU."""
     pinned = (lambda key: load(key).pin_memory()) if torch.cuda.is_available() else load
     return Batches(_from_thread(pinned, keys) if ahead else (pinned(key) for key in keys))
 
 
-def _from_processes(images: _Images, keys: Iterable[Key], workers: int, pin: bool) -> Generator[Batch, None, None]:
+def _from_processes(images: _Images, keys: Iterable[BatchKey], workers: int, pin: bool) -> Generator[Batch, None, None]:
     loader: DataLoader[Batch | CscError] = DataLoader(
         images,  # type: ignore[arg-type]  # keys are (epoch, draws)
         batch_size=None,  # an item is a batch already
@@ -248,7 +248,7 @@ def _from_processes(images: _Images, keys: Iterable[Key], workers: int, pin: boo
         yield batch
 
 
-def _from_thread(load: Callable[[Key], Batch], keys: Iterable[Key]) -> Generator[Batch, None, None]:
+def _from_thread(load: Callable[[BatchKey], Batch], keys: Iterable[BatchKey]) -> Generator[Batch, None, None]:
     """Load a few batches ahead; a failure comes out where its batch would have."""
     pool = ThreadPoolExecutor(1, thread_name_prefix="loader")
     ready: deque[Future[Batch]] = deque()

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from csc.data.features import FeatureShards, read_features
-from csc.data.loading import Batch, Batches, Key, loaded
-from csc.data.order import Plan, flat
+from csc.data.loading import Batch, Batches, BatchKey, loaded
+from csc.data.order import Plan, rows_and_draws
 from csc.data.views import View
 
 __all__ = ["map_batches"]
@@ -50,11 +50,11 @@ class _Reader:
         drawn: list[int] = np.random.default_rng([self.seed, epoch, 1]).integers(1, self.views + 1, count).tolist()
         return drawn
 
-    def batch(self, key: Key) -> Batch:
+    def batch(self, key: BatchKey) -> Batch:
         """The maps of some rows as an epoch shows them: float16 in channels-last memory."""
         epoch, draws = key
         shown = self.shown(epoch)
-        rows, numbers = flat(draws)
+        rows, numbers = rows_and_draws(draws)
         maps = torch.empty((len(rows), self.height, self.width, self.channels), dtype=torch.float16)
         for target, row, number in zip(maps.numpy(), rows, numbers, strict=True):
             view = (shown[row] - 1 + number) % self.views + 1 if self.views else 0  # each draw shows the next view

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Draw", "Plan", "draw_exemplars", "flat", "order", "task_seed"]
+__all__ = ["Draw", "Plan", "draw_exemplars", "order", "rows_and_draws", "task_seed"]
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Draw:
 Plan = Sequence[tuple[int, Sequence[Sequence[Draw]]]]  # of each epoch its number and its batches
 
 
-def flat(draws: Sequence[Draw]) -> tuple[list[int], list[int]]:
+def rows_and_draws(draws: Sequence[Draw]) -> tuple[list[int], list[int]]:
     """The rows of a batch, one after the other, and of each the number of its draw."""
     return [row for draw in draws for row in draw.rows], [draw.number for draw in draws for _ in draw.rows]
 

@@ -206,7 +206,7 @@ class _Embedding:
             [(view, [[Draw(rows)] for shard in parts for rows in shard])],
             seed=None,  # the view, shard and row of an image decide what it looks like, not where an earlier try ended
             size=settings.input.size,
-            decode=settings.input.decode,
+            mode=settings.input.decode,
             augment=view > 0,
             workers=workers_for(settings.train.workers, self.device),
         )

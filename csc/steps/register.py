@@ -35,8 +35,10 @@ def register(
     folder = Path(model)
     card, numbers, training = read_card(folder), Metrics.read(metrics), Training.read(folder / TRAINING_LOG)
     before = RegisteredTask.read(prior) if prior else None
+    # A model that was extended has other test images.
+    comparable = before if before is not None and before.run.scenario == card.scenario else None
     view = read_view(test_view)
-    results = _results(card, training, numbers, before, view.note)
+    results = _results(card, training, numbers, comparable, view.note)
     tracked = {name: float(numbers[name]) for name in TRACKED}
     tracker, digest = Tracker(card), fingerprint(folder)
     with tempfile.TemporaryDirectory(prefix="csc-package-") as aside:
@@ -47,8 +49,7 @@ def register(
     tracker.log_inputs(views, before.model.model_id if before is not None else None)
     tracker.log_task(logged.model_id, tracked, numbers.AP, training.epochs)
     name = before.model.name if before is not None else model_name(card.scenario, card.method)
-    alike = before if before is not None and before.run.scenario == card.scenario else None  # on the same test images
-    kept_back = _kept_back(card.settings().register, numbers.mAP, alike)
+    kept_back = _kept_back(card.settings().register, numbers.mAP, comparable)
     registered = register_version(tracker, logged, digest, name, kept_back)
     tracker.log_scenario(tracked, view.images)
     record = RegisteredTask(registered, results)
@@ -82,10 +83,10 @@ def _kept_back(limits: Register, reached: float, before: RegisteredTask | None) 
 def _results(
     card: ModelCard, training: Training, numbers: Metrics, before: RegisteredTask | None, data_note: str
 ) -> Run:
-    """The results of the run up to this task; those of a model that was extended are of other test images."""
+    """The results of the run up to this task."""
     judged = tuple(name for name in card.classes if name in numbers.AP)
     result = TaskResult(card.task, card.new, judged, numbers, training.images, training.seconds)
-    carried = before.run.tasks if before is not None and before.run.scenario == card.scenario else ()
+    carried = before.run.tasks if before is not None else ()
     return Run(
         scenario=card.scenario,
         method=card.method,

@@ -38,7 +38,7 @@ def load_batches(
         plan,
         seed=seed,
         size=config.input.size,
-        decode=config.input.decode,
+        mode=config.input.decode,
         augment=augment,
         workers=workers_for(config.train.workers, device),
     )

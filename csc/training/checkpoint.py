@@ -36,6 +36,12 @@ class Position:
     updates: int = 0  # finished ones of the epoch after these
     terms: dict[str, Tensor] = field(default_factory=dict)  # sums of the loss terms over these updates
 
+    def add(self, terms: Mapping[str, Tensor]) -> None:
+        """Count an update that is finished."""
+        for name, value in terms.items():
+            self.terms[name] = self.terms[name] + value if name in self.terms else value
+        self.updates += 1
+
 
 @dataclass
 class Checkpoint:

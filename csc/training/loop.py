@@ -35,7 +35,7 @@ __all__ = ["EpochLog", "Trainer"]
 
 @dataclass
 class Trainer:
-    """One task: a network that learns, a view to learn from, and the model before as teacher."""
+    """One task: a network that learns, a view to learn from, and the prior model."""
 
     config: Config
     view: View
@@ -45,7 +45,7 @@ class Trainer:
     task: int
     title: str  # how the progress line names the task
     checkpoint: Path  # file that keeps the state between epochs
-    origin: str = ""  # of the network and its teacher; a checkpoint of another origin is not resumed
+    origin: str = ""  # of the network and the prior; a checkpoint of another origin is not resumed
     frozen_parameters: tuple[str, ...] = ()  # that must not learn (grown layers under the release's quirk)
     optimizer_state: Path | None = None  # moments of the task before to start with (under the release's quirk)
     features: str = ""  # uri of cached feature maps that replace the images
@@ -134,11 +134,8 @@ class Trainer:
         order, accumulate = self.examples.order(epoch), self.config.train.accumulate
         updates = [order[start : start + accumulate] for start in range(0, len(order), accumulate)]
         self.watch = FiniteWatch(self.group.device, skipped=position.updates)
-        total = position.terms
         for update in updates[position.updates :]:
-            for name, value in self._step(batches, update).items():
-                total[name] = total[name] + value if name in total else value
-            position.updates += 1
+            position.add(self._update(batches, update))
             shown = sum(len(draws[0].rows) for draws in update)
             images += shown
             if self.watch.is_due():
@@ -149,12 +146,12 @@ class Trainer:
             if self.group.is_main:
                 progress.advance(epoch, shown)
         self._check_finite(epoch, updates)
-        terms = {name: float(value) / self.steps for name, value in total.items()}
+        terms = {name: float(value) / self.steps for name, value in position.terms.items()}
         seconds = time.monotonic() - started
         waiting = (batches.waited - waited) / seconds
         return terms, {"images_per_second": images / seconds, "waiting": waiting}
 
-    def _step(self, batches: Batches, update: list[list[Draw]]) -> dict[str, Tensor]:
+    def _update(self, batches: Batches, update: list[list[Draw]]) -> dict[str, Tensor]:
         """One update from one batch, or from several that are accumulated; return the terms, still on the device.
 
         `update` has the rows of the task in each batch, and those of each draw from the memory.

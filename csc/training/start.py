@@ -35,7 +35,7 @@ class Start:
     """What a task's training starts from."""
 
     network: Network
-    prior: Network | None  # the teacher, if the method asks for one
+    prior: Network | None  # model of the task before, if the method asks for it
     card: ModelCard
     frozen_parameters: tuple[str, ...] = ()
     optimizer_state: Path | None = None

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from csc.data.ingest.shard_writer import ShardPlan
+from csc.data.ingest.shard_writer import Part
 from csc.data.ingest.workers import for_each_part
 
-PARTS = [ShardPlan(number, ()) for number in range(6)]
+PARTS = [Part(number, ()) for number in range(6)]
 
 
-def squared(given: int, part: ShardPlan) -> int:
+def squared(given: int, part: Part) -> int:
     time.sleep(0.05 * (part.number % 2 == 0))  # later parts are done first
     return given * part.number**2
 
@@ -27,7 +27,7 @@ def test_results_come_in_the_order_of_the_parts():
         assert list(for_each_part(squared, 3, PARTS[:parts], workers)) == expected[:parts]
 
 
-def failing(given: int, part: ShardPlan) -> int:
+def failing(given: int, part: Part) -> int:
     if part.number in (2, 3):
         time.sleep(0.3 * (part.number == 2))
         raise ValueError(f"part {part.number}")
@@ -42,7 +42,7 @@ def test_the_first_part_in_order_that_fails_is_reported(workers: int):
         next(results)
 
 
-def slow(given: Path, part: ShardPlan) -> None:
+def slow(given: Path, part: Part) -> None:
     (given / f"begun {part.number} {os.getpid()}").touch()
     try:
         time.sleep(600 if part.number else 0)

@@ -27,7 +27,7 @@ from csc.data.dataset import Dataset, card_digest
 from csc.data.ingest.coco import ingest_coco
 from csc.data.ingest.images import Encoded, ImageRecord, SourceImages
 from csc.data.ingest.output import Output
-from csc.data.ingest.shard_writer import ShardPlan
+from csc.data.ingest.shard_writer import Part
 from csc.data.ingest.source import Source
 from csc.data.ingest.writer import WriteOptions, write_dataset
 from csc.data.shards import ImageShards
@@ -596,7 +596,7 @@ def test_a_lost_worker_is_reported_in_one_line_and_what_is_finished_is_kept(
     assert {path.name for path in (tmp_path / "set" / "partial").glob("*.json")} == {"00000.json", "00001.json"}
 
 
-def lost_work(work: Any, part: ShardPlan) -> None:
+def lost_work(work: Any, part: Part) -> None:
     os._exit(1)
 
 

@@ -23,7 +23,7 @@ from typing import TextIO
 
 from csc.data.dataset import Dataset
 from csc.data.ingest.images import Images
-from csc.data.ingest.shard_writer import Shard, ShardPlan, write_shard
+from csc.data.ingest.shard_writer import Part, Shard, write_shard
 from csc.data.shards import has_sha256, shard_name
 from csc.errors import BadData, CscError, resumable_error
 from csc.storage import (
@@ -67,7 +67,7 @@ def refuse_foreign(target: str | os.PathLike[str]) -> None:
 
 @contextlib.contextmanager
 def resume(
-    target: str | os.PathLike[str], parts: Sequence[ShardPlan], key: str, stream: TextIO
+    target: str | os.PathLike[str], parts: Sequence[Part], key: str, stream: TextIO
 ) -> Iterator[tuple["Output", dict[int, Shard]]]:
     """Yield the output, and the shards that an earlier attempt has finished there.
 
@@ -81,7 +81,7 @@ def resume(
             stack.enter_context(parent_of(lock))
             stack.enter_context(_locked(lock, stream))
         try:
-            yield output, output.finished_shards(parts)
+            yield output, output.take_over(parts)
         except BaseException:
             with contextlib.suppress(CscError):  # the first error is the one to report
                 if not output.has_shards():
@@ -113,8 +113,11 @@ class Output:
     uri: str
     key: str
 
-    def finished_shards(self, parts: Sequence[ShardPlan]) -> dict[int, Shard]:
-        """Return the shards that can be kept; delete the others, unless another process may be writing them."""
+    def take_over(self, parts: Sequence[Part]) -> dict[int, Shard]:
+        """Go on with what an earlier attempt left: return its shards that can be kept, and delete the others.
+
+        What another process may be writing stays.
+        """
         may_delete = self._owner() != self.key or not is_remote(self.uri)
         write_bytes(self._at(_KEY), self.key.encode())  # from here on processes with another key stop
         sizes, finished = dict(list_below(self.uri)), dict[int, Shard]()
@@ -131,7 +134,7 @@ class Output:
                 delete(self._at(name))
         return finished
 
-    def make(self, images: Images, part: ShardPlan) -> Shard:
+    def make(self, images: Images, part: Part) -> Shard:
         """Write one shard and its record."""
         with self._temporary_folder() as folder:
             path = folder / "shard.arrow"

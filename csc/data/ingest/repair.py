@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from csc.data.dataset import Dataset
 from csc.data.ingest.images import Images
-from csc.data.ingest.shard_writer import ShardPlan, write_shard
+from csc.data.ingest.shard_writer import Part, write_shard
 from csc.data.ingest.workers import for_each_part
 from csc.data.shards import IndexEntry, damaged_shards, read_index, shard_name
 from csc.errors import BadData, Unavailable
@@ -14,7 +14,7 @@ from csc.storage import atomic_output, join
 __all__ = ["beyond_repair", "is_undamaged", "repair"]
 
 
-def repair(dataset: Dataset, parts: Sequence[ShardPlan], images: Images, workers: int) -> Iterator[str]:
+def repair(dataset: Dataset, parts: Sequence[Part], images: Images, workers: int) -> Iterator[str]:
     """Write shards again that are missing or differ from the index of the data set; yield the name of each."""
     index = _index(dataset)
     damaged = damaged_shards(dataset.images, index)
@@ -44,7 +44,7 @@ def _index(dataset: Dataset) -> list[IndexEntry]:
         raise beyond_repair(dataset, join(dataset.images, "index.json")) from None
 
 
-def _write_again(dataset: Dataset, expected: dict[int, str], images: Images, part: ShardPlan) -> str:
+def _write_again(dataset: Dataset, expected: dict[int, str], images: Images, part: Part) -> str:
     file = join(dataset.images, shard_name(part.number))
     with atomic_output(file) as path:
         if write_shard(path, part.rows, images).sha256 != expected[part.number]:  # other versions of Arrow, Pillow

@@ -15,7 +15,7 @@ import pyarrow as pa
 from csc.data.ingest.images import Encoded, ImageRecord, Images
 from csc.storage import sha256_file
 
-__all__ = ["Shard", "ShardPlan", "split_listing", "write_shard"]
+__all__ = ["Part", "Shard", "split_listing", "write_shard"]
 
 BATCH_ROWS = 256
 BATCH_BYTES = 64 << 20  # a batch of large images has fewer rows
@@ -23,7 +23,7 @@ BATCH_BYTES = 64 << 20  # a batch of large images has fewer rows
 _SCHEMA = pa.schema([("image_id", pa.string()), ("jpeg", pa.binary()), ("width", pa.int32()), ("height", pa.int32())])
 
 
-class ShardPlan(NamedTuple):
+class Part(NamedTuple):
     """The part of a listing that becomes one shard.
 
     Attributes:
@@ -49,10 +49,10 @@ class Shard:
 
 def split_listing(
     listing: Sequence[ImageRecord], shard_rows: int, key: Callable[[Sequence[ImageRecord]], str] = lambda rows: ""
-) -> list[ShardPlan]:
+) -> list[Part]:
     """Split a listing into the parts that become shards."""
     parts = (listing[start : start + shard_rows] for start in range(0, len(listing), shard_rows))
-    return [ShardPlan(number, rows, key(rows)) for number, rows in enumerate(parts)]
+    return [Part(number, rows, key(rows)) for number, rows in enumerate(parts)]
 
 
 def write_shard(path: Path, rows: Sequence[ImageRecord], images: Images) -> Shard:

@@ -13,7 +13,7 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
-from csc.data.ingest.shard_writer import ShardPlan
+from csc.data.ingest.shard_writer import Part
 from csc.errors import resumable_error
 
 __all__ = ["for_each_part"]
@@ -25,7 +25,7 @@ _Made = TypeVar("_Made")
 
 
 def for_each_part(
-    work: Callable[[_Given, ShardPlan], _Made], given: _Given, parts: Sequence[ShardPlan], workers: int
+    work: Callable[[_Given, Part], _Made], given: _Given, parts: Sequence[Part], workers: int
 ) -> Iterator[_Made]:
     """Call `work(given, part)` for every part; yield the results in the order of the parts.
 
@@ -91,7 +91,7 @@ def _end_with_parent(parent_gone: Connection) -> None:
     os._exit(1)
 
 
-def _work(work: Callable[[Any, ShardPlan], _Made], part: ShardPlan) -> _Made:
+def _work(work: Callable[[Any, Part], _Made], part: Part) -> _Made:
     try:
         return work(_given, part)
     except SystemExit:  # the pool would take it for a result

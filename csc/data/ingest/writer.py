@@ -25,7 +25,7 @@ from csc.data.ingest.classes import check_class_names, in_order
 from csc.data.ingest.images import ImageRecord, Images, SourceImages
 from csc.data.ingest.output import refuse_foreign, resume
 from csc.data.ingest.repair import beyond_repair, repair
-from csc.data.ingest.shard_writer import Shard, ShardPlan, split_listing
+from csc.data.ingest.shard_writer import Part, Shard, split_listing
 from csc.data.ingest.source import Source
 from csc.data.ingest.workers import for_each_part
 from csc.data.progress import Bar
@@ -124,7 +124,7 @@ def _broken(listing: Sequence[ImageRecord], images: SourceImages, options: Write
     return set(reasons)
 
 
-def _broken_of(images: SourceImages, part: ShardPlan) -> dict[str, str]:
+def _broken_of(images: SourceImages, part: Part) -> dict[str, str]:
     return images.broken(part.rows)
 
 
@@ -188,7 +188,7 @@ class _Plan:
         return label_table(self.listing, self.options.shard_rows)
 
     @functools.cached_property
-    def parts(self) -> list[ShardPlan]:
+    def parts(self) -> list[Part]:
         """What each shard is made from."""
         return split_listing(self.listing, self.options.shard_rows, self._shard_key)
 
@@ -233,7 +233,7 @@ def _hash(facts: Sequence[Any]) -> str:
 
 
 def _make(
-    plan: _Plan, work: Callable[[Images, ShardPlan], Shard], images: Images, finished: dict[int, Shard]
+    plan: _Plan, work: Callable[[Images, Part], Shard], images: Images, finished: dict[int, Shard]
 ) -> list[Shard]:
     """Write the shards that are not finished yet; return all of them in order."""
     stream = plan.options.stream
@@ -279,7 +279,7 @@ def _contents(plan: _Plan, images: Images) -> list[str]:
     return contents
 
 
-def _contents_of(images: Images, part: ShardPlan) -> list[str]:
+def _contents_of(images: Images, part: Part) -> list[str]:
     return [hashlib.sha256(image.jpeg).hexdigest() for image in images(part.rows)]
 
 

@@ -49,12 +49,10 @@ def first_rows(view: View, rows: int) -> View:
     return dataclasses.replace(view, table=view.table.take(list(range(rows))))
 
 
-def plain(
-    view: View, batches: Sequence[Sequence[int]], *, size: int, workers: Workers, decode: str = "fast"
-) -> Batches:
+def plain(view: View, batches: Sequence[Sequence[int]], *, size: int, workers: Workers, mode: str = "fast") -> Batches:
     """Batches of the given rows, without augmentation."""
     plan = [(0, [[Draw(rows)] for rows in batches])]
-    return image_batches(view, plan, seed=0, size=size, augment=False, workers=workers, decode=decode)
+    return image_batches(view, plan, seed=0, size=size, augment=False, workers=workers, mode=mode)
 
 
 def fresh_network(config: Config, classes: int = NEW, seed: int = 0) -> Network:

@@ -213,7 +213,7 @@ def test_a_number_of_workers_is_taken_as_it_is(wanted: int, device: str):
 def test_a_missing_shard_is_reported_by_its_file(views: dict[int, View], tmp_path: Path, workers: Workers, mode: str):
     nowhere = dataclasses.replace(views[1], images=str(tmp_path))
     with pytest.raises(BadData, match=r"00000\.arrow") as error:
-        next(plain(nowhere, [[0]], size=32, workers=workers, decode=mode))
+        next(plain(nowhere, [[0]], size=32, workers=workers, mode=mode))
     assert one_line(error)
 
 
@@ -235,7 +235,7 @@ def test_what_is_no_image_is_reported_alike_by_both_decoders(content: bytes, tmp
     texts = []
     for mode in ("fast", "exact"):
         with pytest.raises(BadData, match="row 0: broken image") as error:
-            next(plain(view, [[0]], size=32, workers=0, decode=mode))
+            next(plain(view, [[0]], size=32, workers=0, mode=mode))
         assert one_line(error)
         texts.append(str(error.value).partition("0x")[0])
     assert texts[0] == texts[1]
@@ -400,7 +400,7 @@ def test_every_kind_of_image_comes_out_as_pillow_reads_it(photograph: bytes, for
 def test_batches_are_decoded_as_told(photograph: bytes, tmp_path: Path, mode: str):
     view = _view([photograph], 1, tmp_path)
     expected = torch.from_numpy(decode(photograph, 64, mode)).permute(2, 0, 1)
-    assert torch.equal(next(plain(view, [[0]], size=64, workers=0, decode=mode)).images[0], expected)
+    assert torch.equal(next(plain(view, [[0]], size=64, workers=0, mode=mode)).images[0], expected)
 
 
 def test_loading_leaves_the_random_state_of_torch_alone(views: dict[int, View]):
