@@ -14,7 +14,6 @@ The key is the SHA-256 of the content; of files without a known SHA-256, that of
 """
 
 import contextlib
-import fcntl
 import os
 import re
 import shutil
@@ -24,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from csc.errors import BadConfig, BadData
-from csc.storage import download, local_path, sha256_file, writable
+from csc.storage import download, local_path, locked, sha256_file, writable
 
 __all__ = ["NodeCache"]
 
@@ -73,11 +72,14 @@ class NodeCache:
         with contextlib.ExitStack() as entry_lock:
             if not _is_complete(entry, size):
                 with writable(self.root):
-                    entry_lock.enter_context(self._locked(key))
+                    entry_lock.enter_context(locked(self._lock(key)))
                     if not _is_complete(entry, size):  # else another process has fetched it while this one waited
                         copy = self._reserve(key, size)
                         self._download(uri, copy, size, remedy, verify=verify)
             yield entry
+
+    def _lock(self, name: str) -> Path:
+        return self.root / "locks" / name
 
     def _reserve(self, key: str, size: int) -> Path:
         """Wait for room for a file, and reserve it."""
@@ -88,23 +90,13 @@ class NodeCache:
             time.sleep(_PAUSE)
         return copy
 
-    @contextlib.contextmanager
-    def _locked(self, name: str, *, wait: bool = True) -> Iterator[None]:
-        """Hold a lock that excludes all other processes and threads; it is released when its process ends."""
-        with (self.root / "locks" / name).open("ab") as file:
-            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-            try:
-                yield
-            finally:
-                fcntl.flock(file, fcntl.LOCK_UN)  # closing is not enough: a forked child may hold the same open file
-
     def _has_room(self, copy: Path, size: int) -> bool:
         """Reserve `size` bytes for a copy, unless files that would have to go for it are in use.
 
         What killed processes left is removed first, then what was not asked for the longest. A file that is larger than
         the limit is alone in the cache.
         """
-        with self._locked("room"):
+        with locked(self._lock("room")):
             busy = not all([self._remove(folder) for folder in (self.root / "partial").iterdir()])
             left = self.limit_bytes - _used_bytes(self.root)
             for _, length, path in sorted(_entries(self.root)):
@@ -129,7 +121,7 @@ class NodeCache:
     def _remove(self, path: Path) -> bool:
         """Remove a file of the cache, or the folder of a download, unless its lock is held."""
         try:
-            with self._locked(path.name, wait=False):
+            with locked(self._lock(path.name), wait=False):
                 if path.is_dir():
                     shutil.rmtree(path, ignore_errors=True)
                 else:

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -18,6 +19,7 @@ __all__ = [
     "atomic_file",
     "atomic_folder",
     "json_digest",
+    "locked",
     "parent_of",
     "read_regular",
     "regular",
@@ -87,6 +89,23 @@ def parent_of(target: Path) -> Iterator[None]:
         for folder in missing:
             with contextlib.suppress(OSError):  # not empty
                 folder.rmdir()
+
+
+@contextlib.contextmanager
+def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold the lock of a file or folder, which excludes all other processes and threads and ends with its process.
+
+    A file is made if there is none. Without `wait`, a lock that is held is a BlockingIOError.
+    """
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_WRONLY | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            yield
+        finally:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough: a forked child may hold the same open file
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager

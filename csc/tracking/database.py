@@ -1,15 +1,14 @@
 """The SQLite database of a work folder: made whole or not at all, checked before work starts, moved with its folder."""
 
 import contextlib
-import fcntl
 import os
 import re
 import sqlite3
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 from csc.errors import TrackingError
+from csc.storage import locked
 
 __all__ = ["ARTIFACTS", "check_database", "follow_move", "make_database"]
 
@@ -33,7 +32,7 @@ def make_database(path: Path) -> None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.new")
-    with _locked(path.parent):
+    with locked(path.parent):
         if _is_made(path):
             return
         for left in path.parent.glob(f"{aside.name}*"):  # by a process that was killed, with SQLite's journal
@@ -52,17 +51,6 @@ def make_database(path: Path) -> None:
 
 def _is_made(path: Path) -> bool:
     return path.is_file() and path.stat().st_size > 0
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Wait until no other process holds the lock of a folder, which ends with its process."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def check_database(path: Path) -> None:

@@ -23,6 +23,7 @@ from csc.data.cache import NodeCache
 from csc.data.features import FeatureShards, write_maps
 from csc.data.shards import ImageShards
 from csc.errors import BadConfig, BadData, CscError
+from csc.storage import locked
 
 FORK = multiprocessing.get_context("fork")
 
@@ -240,7 +241,7 @@ def test_however_many_ask_at_once_the_limit_holds(shop: Shop, tmp_path: Path, mo
     def slow(uri: str, path: Path) -> None:
         time.sleep(0.05)
         shop.download(uri, path)
-        with cache._locked("room"):  # nothing comes or goes meanwhile, a copy may become a whole file
+        with locked(cache.root / "locks" / "room"):  # nothing comes or goes meanwhile, a copy may become a whole file
             under_way = {folder.name for folder in (cache.root / "partial").iterdir()}
             most.append(len(under_way | held(cache)))
 
