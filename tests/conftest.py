@@ -15,6 +15,9 @@ os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 # Some virtual machines announce AMX and end whoever uses it; bfloat16 needs none of it.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
+# Tests fork processes that have threads. What a fork has of its parent is never collected there: objects of C libraries
+# may need threads that the fork does not have.
+os.register_at_fork(after_in_child=gc.freeze)
 
 SERVICES = {"store", "browser", "scoring"}  # fixtures; databases and tracking servers stand on the first
 

@@ -50,7 +50,7 @@ def bars(drawn):
 
 def test_a_terminal_sees_the_bar_move_within_an_epoch_and_the_time_left(undisturbed, scenes, tmp_path):
     fresh_database(tmp_path)
-    slower = (*SMALL, "train.batch_size=2")  # an epoch of many frames
+    slower = (*SMALL, "train.batch_size=2", "input.size=128")  # an epoch of many frames, on a fast machine too
     words = command("run", "digits-b0c5", "--data", scenes, "--workdir", tmp_path, settings=slower)
     code, drawn = on_a_terminal(words)
     assert code == 0, drawn[-2000:]

@@ -106,14 +106,14 @@ def test_half_precision_is_scaled_and_a_step_that_overflows_is_left_out(bench: B
     before = trainer.precision.scaler.get_scale()
     trainer.network.head.register_full_backward_hook(lambda module, inputs, outputs: (inputs[0] * float("inf"),))
     before_step = state_of(trainer.network.backbone)
-    _one_step(trainer)
+    _one_update(trainer)
     assert trainer.precision.scaler.get_scale() < before
     assert not any(name.endswith("weight") for name in changed(before_step, trainer.network.backbone))
 
 
-def _one_step(trainer: Trainer) -> None:
+def _one_update(trainer: Trainer) -> None:
     trainer._train_mode()
-    trainer._step(trainer.examples.batches(range(1)), trainer.examples.order(0)[:1])
+    trainer._update(trainer.examples.batches(range(1)), trainer.examples.order(0)[:1])
 
 
 @pytest.mark.filterwarnings("ignore:.*CUDA is not available")
