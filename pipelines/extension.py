@@ -68,13 +68,14 @@ def compile_extension(
         split: dsl.Input[dsl.Artifact],
         prior: dsl.Input[dsl.Model],
     ) -> Learned:
-        made = learn_split(profile, trainer, TaskInputs(origin, config, checkpoints, "", gpus), split, prior=prior)
+        given = TaskInputs(origin, config, checkpoints, "", gpus)
+        model, registered = learn_split(profile, trainer, given, split, prior=prior)
         if tests_old:
             views = apply(profile, build_dataset(origin=old, config=config, split=split))
             test_view = views.outputs["test_view"]
-            judged = apply(profile, evaluate(features="", model=made["model"], test_view=test_view, prior=prior), gpus)
-            apply(profile, log_old_classes(registered=made["registered"], metrics=judged.outputs["metrics"]))
-        return Learned(made["registered"])
+            judged = apply(profile, evaluate(features="", model=model, test_view=test_view, prior=prior), gpus)
+            apply(profile, log_old_classes(registered=registered, metrics=judged.outputs["metrics"]))
+        return Learned(registered)
 
     def steps(
         data: str, model: str, test: str = "", config: str = default, checkpoints: str = "", gpus: str = "1"

@@ -12,7 +12,6 @@ so every task needs components of its own.
 """
 
 import json
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from kfp import compiler
 from kfp.dsl.base_component import BaseComponent
 
 from csc.errors import BadScenario
-from csc.storage import atomic_file
+from csc.storage import write_bytes
 
 __all__ = ["STEPS", "STEPS_LIMIT", "checked_steps", "compact", "write_package"]
 
@@ -55,15 +54,13 @@ def write_package(
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder) / "pipeline.yaml"
         compiler.Compiler().compile(pipeline, str(package), pipeline_parameters=parameters)
-        if on_cluster:
-            text = package.read_text(encoding="utf-8")
-            documents = list(yaml.load_all(text, yaml.CSafeLoader))
-            compact(documents)
-            head = "".join(line for line in text.splitlines(keepends=True) if line.startswith("#"))
-            body = yaml.dump_all(documents, Dumper=yaml.CSafeDumper, sort_keys=True)
-            package.write_text(head + body, encoding="utf-8")
-        with atomic_file(out) as aside:
-            shutil.copyfile(package, aside)
+        text = package.read_text(encoding="utf-8")
+    if on_cluster:
+        documents = list(yaml.load_all(text, yaml.CSafeLoader))
+        compact(documents)
+        head = "".join(line for line in text.splitlines(keepends=True) if line.startswith("#"))
+        text = head + yaml.dump_all(documents, Dumper=yaml.CSafeDumper, sort_keys=True)
+    write_bytes(out, text.encode())
 
 
 def compact(documents: list[dict[str, Any]]) -> None:

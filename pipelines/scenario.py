@@ -1,9 +1,9 @@
 """The pipeline of a scenario: ingest, then a chain of tasks, then the report.
 
-KFP has no loop whose turns see each other, so the tasks are unrolled when the pipeline is compiled: one sub-pipeline
-per task, each taking the registered model of the one before. Settings, data, checkpoints and GPUs are run-time
-arguments; scenario, tasks and profile are fixed by compiling. A window of later tasks begins with the model of the task
-before it, looked up in the registry.
+KFP has no loop whose iterations see each other, so the tasks are unrolled when the pipeline is compiled: one
+sub-pipeline per task, each taking the registered model of the one before. Settings, data, checkpoints and GPUs are
+run-time arguments; scenario, tasks and profile are fixed by compiling. A window of later tasks begins with the model of
+the task before it, looked up in the registry.
 """
 
 import inspect
@@ -92,15 +92,15 @@ def open_data(profile: Profile, scenario: str, data: str) -> str:
 
 
 def learn_split(
-    profile: Profile, train: BaseComponent, given: TaskInputs, split: dsl.Artifact, **prior: dsl.Model
-) -> dict[str, Any]:
+    profile: Profile, trainer: BaseComponent, given: TaskInputs, split: dsl.Artifact, **prior: dsl.Model
+) -> tuple[dsl.Model, dsl.Model]:
     """Wire the steps of a task after its split; return the model folder and the registered model.
 
     The base task has no `prior`.
     """
     views = apply(profile, build_dataset(origin=given.origin, config=given.config, split=split))
     train_view, test_view = views.outputs["train_view"], views.outputs["test_view"]
-    trained = train(
+    trained = trainer(
         config=given.config,
         checkpoints=given.checkpoints,
         features=given.features,
@@ -112,16 +112,17 @@ def learn_split(
     scored = apply(profile, evaluate(features=given.features, model=model, test_view=test_view, **prior), given.gpus)
     metrics, scores = scored.outputs["metrics"], scored.outputs["scores"]
     kept = apply(profile, register(model=model, metrics=metrics, test_view=test_view, scores=scores, **prior))
-    return {"model": model, "registered": kept.outputs["registered"]}
+    return model, kept.outputs["registered"]
 
 
-def _tasks_with(train: BaseComponent, profile: Profile) -> tuple[BaseComponent, BaseComponent]:
+def _tasks_with(trainer: BaseComponent, profile: Profile) -> tuple[BaseComponent, BaseComponent]:
     """The sub-pipelines of a first and of a later task, whose models the given component trains."""
 
     def learned(given: TaskInputs, scenario: str, task: int, tasks: int, **prior: dsl.Model) -> Learned:
         step = split_labels(origin=given.origin, scenario=scenario, task=task, tasks=tasks)
         split = apply(profile, step).outputs["split"]
-        return Learned(learn_split(profile, train, given, split, **prior)["registered"])
+        _, registered = learn_split(profile, trainer, given, split, **prior)
+        return Learned(registered)
 
     @dsl.pipeline(name="base-task", description="The first task of a scenario.")
     def base_task(

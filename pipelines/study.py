@@ -67,7 +67,7 @@ def parts(cells: Iterable[Cell], most: int = STEPS) -> list[list[Cell]]:
     """
     cut: list[list[Cell]] = [[]]
     steps = 0
-    for cell in sorted((cell for turn in loops(cells) for cell in turn.runs), key=lambda cell: cell.seed):
+    for cell in sorted((cell for loop in loops(cells) for cell in loop.runs), key=lambda cell: cell.seed):
         # Maps are made before the run, by two steps.
         own = checked_steps(cell.scenario.name, cell.tasks, others=5 if cell.maps else 2)
         if cut[-1] and steps + own > most:
@@ -101,9 +101,11 @@ def build_study(
     parallelism: int | None = None,
 ) -> BaseComponent:
     """Make the pipeline of a study; `parallelism`, or else the profile, says how many cells run at the same time."""
-    turns = loops(cells)
-    order = order_for(study, sources, {cell.name for turn in turns for cell in turn.cells})
-    alike = [build_pipeline(turn.scenario, turn.source.classes, json.loads(turn.items[0]), profile) for turn in turns]
+    found = loops(cells)
+    order = order_for(study, sources, {cell.name for loop in found for cell in loop.cells})
+    pipelines = [
+        build_pipeline(loop.scenario, loop.source.classes, json.loads(loop.items[0]), profile) for loop in found
+    ]
     at_once = parallelism or profile.study.parallelism
 
     @dsl.pipeline(name=study_name(study), description=study.title)
@@ -119,24 +121,24 @@ def build_study(
         tables = apply(profile, collect(order=order))
         tables.set_caching_options(False)
         with dsl.ExitHandler(tables, name="cells"):
-            maps = _maps_made(turns, profile)
-            for turn, pipeline in zip(turns, alike, strict=True):
-                with dsl.ParallelFor(turn.items, name=turn.scenario.name, parallelism=at_once) as config:
-                    run = pipeline(data=turn.source.data, config=config, checkpoints=checkpoints, gpus=gpus)
-                    run.after(*(maps[key] for key in dict.fromkeys(cell.maps for cell in turn.cells) if key))
+            maps = _embed_steps(found, profile)
+            for loop, pipeline in zip(found, pipelines, strict=True):
+                with dsl.ParallelFor(loop.items, name=loop.scenario.name, parallelism=at_once) as config:
+                    run = pipeline(data=loop.source.data, config=config, checkpoints=checkpoints, gpus=gpus)
+                    run.after(*(maps[key] for key in dict.fromkeys(cell.maps for cell in loop.cells) if key))
 
     return study_pipeline
 
 
-def _maps_made(turns: Sequence[Loop], profile: Profile) -> dict[tuple[Any, ...], dsl.PipelineTask]:
+def _embed_steps(found: Sequence[Loop], profile: Profile) -> dict[tuple[Any, ...], dsl.PipelineTask]:
     """One embed step for all cells that share their maps; the one that asks for most views stands for the others."""
-    uris = {turn.scenario.dataset: turn.source.data for turn in turns}
+    uris = {loop.scenario.dataset: loop.source.data for loop in found}
     wanted: dict[tuple[Any, ...], Cell] = {}
-    for cell in (cell for turn in turns for cell in turn.cells if cell.maps):
+    for cell in (cell for loop in found for cell in loop.cells if cell.maps):
         wanted[cell.maps] = max(wanted.get(cell.maps, cell), cell, key=lambda cell: cell.views)
-    made = {}
+    steps = {}
     for key, cell in wanted.items():
         origin = open_data(profile, cell.scenario.name, uris[cell.scenario.dataset])
         step = embed(origin=origin, scenario=cell.scenario.name, config=cell.settings)
-        made[key] = apply(profile, step, gpus=1).set_caching_options(False)
-    return made
+        steps[key] = apply(profile, step, gpus=1).set_caching_options(False)
+    return steps

@@ -29,7 +29,7 @@ MEANINGS = {
     "OnFailure": "steps that fail are tried again, refused input too; pods that vanish are not",
     "Always": "whatever fails is tried again: pods, steps, refused input, and sub-pipelines on top",
 }
-KNOWN_POLICIES = ("OnError", "OnTransientError")
+SUITABLE_POLICIES = ("OnError", "OnTransientError")
 ADVICE = "an administrator can set OnError, see docs/profiles.md, 'Retries'"
 
 
@@ -62,7 +62,7 @@ class RetryPolicy:
         if self.condition:
             meaning += f", all of it only where {self.condition}"
         text = f"{self.name}: {meaning}; {often}"
-        if self.name in KNOWN_POLICIES or self.condition or not tries:
+        if self.name in SUITABLE_POLICIES or self.condition or not tries:
             return Check("retries", "ok", text)
         remedy = ADVICE if self.limit else f"set retry.pods: 0, or {ADVICE}"
         return Check("retries", "warning", f"{text}; {remedy}")

@@ -134,7 +134,7 @@ def _submit(arguments: Namespace, profile: Profile, extension: _Extension) -> in
 
     scenario, config = extension.scenario, extension.config
     endpoint = open_submission(arguments, profile)
-    inputs = {key: value for key, value in run_defaults(profile, scenario).items() if key != "data"} | extension.inputs
+    inputs = run_defaults(profile, scenario) | extension.inputs
     with tempfile.TemporaryDirectory(prefix="csc-submit-") as folder:
         package = Path(folder) / "pipeline.yaml"
         extension.compile_to(package, profile, on_cluster=True)

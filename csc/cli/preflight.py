@@ -22,7 +22,6 @@ _PACKAGES = {  # that an extra of the distribution brings
     "train": ("pandas", "safetensors", "simplejpeg", "starlette", "timm", "torch", "torchvision", "uvicorn"),
 }
 EXTRAS = {package: extra for extra, packages in _PACKAGES.items() for package in packages}
-NEEDED = {"run": ("kfp", "mlflow", "torch", "timm"), "containers": ("kfp", "mlflow", "docker")}
 LEAST_ROOM = 500 << 20  # bytes: a model of a small network for each of a few tasks
 
 
@@ -38,7 +37,9 @@ def preflight(config: Config, workdir: Path, *, makes_digits: bool = False, in_c
     The first step of one that `makes_digits` takes them from scikit-learn; steps `in_containers` bring their packages
     and fetch their weights themselves. The work folder may not be there yet.
     """
-    needed = NEEDED["containers"] if in_containers else NEEDED["run"] + ("sklearn",) * makes_digits
+    needed = ["kfp", "mlflow", "docker"] if in_containers else ["kfp", "mlflow", "torch", "timm"]
+    if makes_digits and not in_containers:
+        needed.append("sklearn")
     if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
         raise BadConfig(missing_packages(*missing))
     folder = next(folder for folder in (workdir, *workdir.parents) if folder.exists())

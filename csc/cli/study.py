@@ -71,7 +71,7 @@ def _arguments(parser: ArgumentParser) -> None:
 
 
 def _study(arguments: Namespace) -> int:
-    chosen = _words(arguments.scenarios), _words(arguments.methods), _seeds(arguments.seeds)
+    chosen = _comma_separated(arguments.scenarios), _comma_separated(arguments.methods), _seeds(arguments.seeds)
     studies = [read_study(name).subset(*chosen, parse_overrides(arguments.overrides)) for name in arguments.study]
     if len(studies) > 1 and not arguments.markdown:
         raise BadConfig("csc study: runs one study at a time; several can be summarised with --markdown")
@@ -88,12 +88,12 @@ def _study(arguments: Namespace) -> int:
     if arguments.markdown:
         return _write_document(arguments, studies, profile, workdir)
     folder = local_path(arguments.output or workdir / "studies")
-    sources = _sources_here(study, arguments.data, profile, workdir, make=not arguments.dry_run)
+    sources = _local_sources(study, arguments.data, profile, workdir, make=not arguments.dry_run)
     asked = cells(study, sources)
     known = results(asked)
     if arguments.dry_run:
         return _list(known)
-    if left := _left(known):
+    if left := _unfinished(known):
         failed = _run(arguments, study, left, profile, workdir)
         known = results(asked, failed=failed, tried={cell.name for cell in left})
     outcome = Outcome(study, tuple(known))
@@ -113,7 +113,7 @@ def _write_document(arguments: Namespace, studies: Sequence[Study], profile: Pro
     document = local_path(arguments.markdown)
     outcomes = []
     for study in studies:
-        sources = _sources_here(study, arguments.data, profile, workdir, make=False)
+        sources = _local_sources(study, arguments.data, profile, workdir, make=False)
         outcomes.append(Outcome(study, tuple(results(cells(study, sources), any_code=True))))
     if arguments.markdown == "-":
         print(results_document(outcomes))
@@ -128,17 +128,19 @@ def _write_document(arguments: Namespace, studies: Sequence[Study], profile: Pro
     return 0
 
 
-def _words(text: str | None) -> list[str] | None:
+def _comma_separated(text: str | None) -> list[str] | None:
     if text is None:
         return None
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def _seeds(text: str | None) -> list[int] | None:
-    words = _words(text)
-    if words is not None and not (words and all(word.isdecimal() for word in words)):
+    words = _comma_separated(text)
+    if words is None:
+        return None
+    if not (words and all(word.isdecimal() for word in words)):
         raise BadConfig(f"--seeds {text}: expected whole numbers with commas, for instance 0,1,2")
-    return None if words is None else list(dict.fromkeys(map(int, words)))
+    return list(dict.fromkeys(map(int, words)))
 
 
 def _uris(
@@ -173,7 +175,7 @@ def _name_and_uri(data: str) -> tuple[str, str]:
     return (name, uri) if equals and "/" not in name else ("", data)
 
 
-def _sources_here(
+def _local_sources(
     study: Study, given: Sequence[str], profile: Profile, workdir: Path, *, make: bool
 ) -> dict[str, DataSource]:
     """The data sets that the study needs, as far as they are at hand; digits are made if they are not."""
@@ -197,7 +199,7 @@ def _sources_here(
     return sources
 
 
-def _sources_there(study: Study, given: Sequence[str], profile: Profile) -> dict[str, DataSource]:
+def _cluster_sources(study: Study, given: Sequence[str], profile: Profile) -> dict[str, DataSource]:
     """The data sets of a cluster; one is opened from here only if its number of classes cannot be known otherwise."""
     datasets = {Scenario.parse(name).dataset for name in study.scenarios}
 
@@ -219,12 +221,12 @@ def _list(known: Sequence[Result]) -> int:
         state = "finished" if not result.missing else "to run" if not result.cell.refused else "not run"
         reason = "" if state != "not run" else f": {result.reason}"
         print(f"{state:<10}{result.cell.name}{reason}")
-    finished, to_run = sum(not result.missing for result in known), len(distinct(_left(known)))
+    finished, to_run = sum(not result.missing for result in known), len(distinct(_unfinished(known)))
     print(f"{len(known)} cells, {finished} finished, {to_run} to run")
     return 0
 
 
-def _left(known: Sequence[Result]) -> list[Cell]:
+def _unfinished(known: Sequence[Result]) -> list[Cell]:
     """The cells that are still to be run."""
     return [result.cell for result in known if result.missing and not result.cell.refused]
 
@@ -280,17 +282,19 @@ def _submit(arguments: Namespace, study: Study, profile: Profile) -> int:
 
 def _compiled(whole: Path, arguments: Namespace, study: Study, profile: Profile) -> list[tuple[Path, int]]:
     """Write the pipelines of a study, one file each, and return how many runs each has."""
-    sources = _sources_there(study, arguments.data, profile)
+    sources = _cluster_sources(study, arguments.data, profile)
     from csc.pipelines.package import write_package
     from csc.pipelines.study import build_study, parts
 
     cut = parts(cells(study, sources))
     if len(cut) > 1:
         print(f"{len(cut)} pipelines, because a cluster cannot hold the state of more steps in one; any order will do")
-    files = [whole if len(cut) == 1 else whole.with_stem(f"{whole.stem}-{number + 1}") for number in range(len(cut))]
-    for file, part in zip(files, cut, strict=True):
+    written = []
+    for number, part in enumerate(cut, start=1):
+        file = whole if len(cut) == 1 else whole.with_stem(f"{whole.stem}-{number}")
         write_package(build_study(study, part, sources, profile, arguments.parallel), file, on_cluster=True)
-    return [(file, len(part)) for file, part in zip(files, cut, strict=True)]
+        written.append((file, len(part)))
+    return written
 
 
 STUDY = Command(

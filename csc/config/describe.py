@@ -28,15 +28,14 @@ class Setting:
 def settings() -> list[Setting]:
     """All settings of all methods and heads, in the order of their groups."""
     found: dict[str, Setting] = {}
-    readers: dict[str, list[str]] = {}
     for method in methods():
         for head in method_class(method).heads:
             for key, field, group in all_fields(settings_type(method, head)):
-                setting = Setting(key, field.default, expected(field.type), _meaning(group, field.name), ())
-                found.setdefault(key, setting)
-                if method not in readers.setdefault(key, []):
-                    readers[key].append(method)
-    return [replace(one, readers=tuple(readers[key])) for key, one in found.items()]
+                if key not in found:
+                    found[key] = Setting(key, field.default, expected(field.type), _meaning(group, field.name), ())
+                if method not in found[key].readers:
+                    found[key] = replace(found[key], readers=(*found[key].readers, method))
+    return list(found.values())
 
 
 def _meaning(kind: type[Settings], name: str) -> str:

@@ -59,10 +59,10 @@ def resolve(
     head = wanted.get("head", values["head"])
     if head not in method_class(method).heads:
         raise BadConfig(f"head={head}: method '{method}' takes only {', '.join(method_class(method).heads)}")
-    form = settings_type(method, str(head))
-    _check_read(wanted, form, method)
+    kind = settings_type(method, str(head))
+    _check_read(wanted, kind, method)
     _check_facts(wanted, dataset, method)
-    config = convert(form, merged(_readable(values, form), wanted), from_text=True)
+    config = convert(kind, merged(_readable(values, kind), wanted), from_text=True)
     method_class(method).check(config)
     return config
 
@@ -170,24 +170,24 @@ def _layers(values: Mapping[str, Any], preset: str) -> tuple[Mapping[str, Any], 
 def settings_type(method: str, head: str) -> type[Config]:
     """The type of the settings of a run: those of all, and those that its method and head read."""
     groups = method_class(method).groups(head)
-    fields = [(name, kind, msgspec.field(default_factory=kind)) for name, kind in groups.items()]
+    fields = [(name, group, msgspec.field(default_factory=group)) for name, group in groups.items()]
     reads = {"unread": method_class(method).unread}
-    form = msgspec.defstruct("Config", fields, bases=(Config,), namespace=reads, frozen=True, kw_only=True)
-    return cast("type[Config]", form)
+    kind = msgspec.defstruct("Config", fields, bases=(Config,), namespace=reads, frozen=True, kw_only=True)
+    return cast("type[Config]", kind)
 
 
 @cache
-def _defaults(form: type[Settings]) -> Mapping[str, Any]:
+def _defaults(kind: type[Settings]) -> Mapping[str, Any]:
     """The default of every setting of a type, by its dotted key."""
-    return {key: field.default for key, field, _ in all_fields(form)}
+    return {key: field.default for key, field, _ in all_fields(kind)}
 
 
-def _check_read(wanted: Mapping[str, Any], form: type[Config], method: str) -> None:
+def _check_read(wanted: Mapping[str, Any], kind: type[Config], method: str) -> None:
     """Refuse settings that exist, but that this method with this head does not read."""
     for key, _ in flatten(wanted):
-        if key not in _defaults(form):
-            forms = {name: [settings_type(name, head) for head in method_class(name).heads] for name in methods()}
-            readers = [name for name, heads in forms.items() if any(key in _defaults(other) for other in heads)]
+        if key not in _defaults(kind):
+            kinds = {name: [settings_type(name, head) for head in method_class(name).heads] for name in methods()}
+            readers = [name for name, heads in kinds.items() if any(key in _defaults(other) for other in heads)]
             if method in readers:
                 raise BadConfig(f"{key}: read only with another head than the present one; set head too")
             if readers:
@@ -205,9 +205,9 @@ def _check_facts(wanted: Mapping[str, Any], dataset: str, method: str) -> None:
             )
 
 
-def _readable(values: Mapping[str, Any], form: type[Config]) -> dict[str, Any]:
+def _readable(values: Mapping[str, Any], kind: type[Config]) -> dict[str, Any]:
     """What of presets and values a run reads; they are written for all methods and heads."""
-    return nested({key: value for key, value in flatten(values) if key in _defaults(form)})
+    return nested({key: value for key, value in flatten(values) if key in _defaults(kind)})
 
 
 def _renamed(wanted: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -60,7 +60,7 @@ def load_yaml(path: Path) -> Any:
     """Read a YAML file; what cannot be read is one line that names the file and the line in it."""
     try:
         text = path.read_text(encoding="utf-8")
-        _check_form(text)
+        _check_size(text)
         return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
@@ -71,7 +71,7 @@ def load_yaml(path: Path) -> Any:
         raise BadConfig(f"{path}: not readable ({getattr(error, 'strerror', None) or error})") from None
 
 
-def _check_form(text: str) -> None:
+def _check_size(text: str) -> None:
     """Refuse what would take all memory: groups too deep within groups, in themselves, or in each other too often."""
     unfinished: list[tuple[str | None, int]] = []  # groups: their anchors, and how many values were before them
     sizes: dict[str | None, int] = {}
@@ -138,7 +138,7 @@ def _group(kind: type[msgspec.Struct], value: Any, key: str, from_text: bool) ->
 def _spelled(value: Any, hint: Any) -> Any:
     """The number or switch that a word spells where one is expected; otherwise the word itself."""
     kinds = {*_alternatives(hint), *map(type, _choices(hint))}
-    if isinstance(value, float) and int in kinds and math.isfinite(value) and value == int(value):
+    if isinstance(value, float) and int in kinds and value.is_integer():
         return int(value)
     if not isinstance(value, str) or value in _choices(hint):
         return value
@@ -159,7 +159,7 @@ def _fits(hint: Any, value: Any) -> bool:
         return False
     try:
         msgspec.convert(value, hint)
-    except (msgspec.ValidationError, UnicodeEncodeError):  # the second: half of a surrogate pair
+    except ValueError:
         return False
     return True
 
@@ -209,11 +209,8 @@ def _bare(hint: Any) -> Any:
 
 def _limits(hint: Any) -> msgspec.Meta | None:
     """The limits of a type, or of the one among several that has some."""
-    for part in (hint, *_parts(hint)):
-        for item in get_args(part)[1:] if get_origin(part) is Annotated else ():
-            if isinstance(item, msgspec.Meta):
-                return item
-    return None
+    found = (item for part in (hint, *_parts(hint)) for item in getattr(part, "__metadata__", ()))
+    return next(found, None)
 
 
 def _parts(hint: Any) -> tuple[Any, ...]:

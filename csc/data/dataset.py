@@ -52,7 +52,7 @@ class Dataset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return exists(join(uri, "dataset.json"))
 
     @classmethod
-    def open(cls, uri: str | Path) -> "Dataset":
+    def open(cls, uri: str | os.PathLike[str]) -> "Dataset":
         """Open the data set in a folder or below an `s3://` prefix."""
         uri = os.fspath(uri).rstrip("/") if is_remote(uri) else str(local_path(uri))
         if not cls.exists(uri):

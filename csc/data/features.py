@@ -18,11 +18,12 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from csc.config.checks import weights_file
 from csc.config.schema import Config
 from csc.data.cache import NodeCache
 from csc.data.dataset import Dataset
 from csc.data.shards import ShardFiles, has_sha256
-from csc.errors import BadData, BadModel
+from csc.errors import BadData
 from csc.storage import exists, is_remote, join, json_digest, local_path, read_json, sha256_file, version_of
 from csc.version import sources_digest
 
@@ -96,10 +97,7 @@ def _weights(config: Config) -> str:
         from csc.nets.backbone import from_hub  # here, for it takes torch
 
         return sha256_file(from_hub(config.backbone.name))  # a name may get other weights
-    path = Path(config.init).expanduser()
-    if not path.is_file():
-        raise BadModel(f"init={config.init}: no such file")
-    return sha256_file(path)
+    return sha256_file(weights_file(config.init))
 
 
 def features_uri(dataset: Dataset, key: str) -> str:
@@ -114,7 +112,7 @@ def read_features(uri: str) -> FeatureCard:
         raise BadData(f"{card}: no such file; the embed step makes it (features.views=1)")
     try:
         return msgspec.convert(read_json(card), FeatureCard)
-    except (msgspec.ValidationError, UnicodeEncodeError) as error:  # the second: half a surrogate pair
+    except ValueError as error:
         raise BadData(f"{card}: not a card of feature maps ({error}); {REMEDY}") from None
 
 

@@ -172,8 +172,8 @@ class _Images:
     def _random(self, epoch: int, row: int, draw: int) -> np.random.Generator:
         """What decides how a draw in an epoch shows a row."""
         if self.seed is None:
-            shard, of_shard = self.positions[row]
-            return np.random.default_rng([shard, epoch, of_shard])
+            shard, shard_row = self.positions[row]
+            return np.random.default_rng([shard, epoch, shard_row])
         return np.random.default_rng([self.seed, epoch, row + draw * len(self.positions)])  # one number for each pair
 
     def _image(self, row: int) -> Pixels:

@@ -121,7 +121,7 @@ class Bar(_Line):
         elif self.live:
             self._write("")  # the next output starts on a clean line
 
-    def advance(self, steps: int = 1) -> None:
+    def advance(self, steps: int) -> None:
         """Count finished steps, and print if it is time to."""
         self.done += steps
         if self.live and self._is_due(REFRESH):

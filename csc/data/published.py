@@ -25,7 +25,7 @@ def benchmark_note(dataset: Dataset) -> str:
         return ""
     if found != kind:
         return f"this '{dataset.name}' {_ELSEWHERE} '{found}', not from {title}"
-    parts = [*differences(dataset)]
+    parts = differences(dataset)
     if size := dataset.source.get("short_side"):
         parts.append(f"images scaled down to {size} px")
     return f"not {title} as published: {'; '.join(parts)}" if parts else ""

@@ -22,7 +22,7 @@ _ROW_GROUP = 4096  # images
 
 @dataclass(frozen=True)
 class Scores:
-    """Confidences and targets of all test images, one column of each per class: every number can be recomputed."""
+    """Confidences and targets of all test images, one column of each per class."""
 
     confidences: "NDArray[np.float32]"  # (images, classes), between 0 and 1
     targets: "NDArray[np.bool_]"  # of the same shape

@@ -45,7 +45,7 @@ def read_index(uri: str, remedy: str) -> list[IndexEntry]:
         raise
     except BadData as error:
         raise BadData(f"{error}; {remedy}") from None
-    except (msgspec.ValidationError, UnicodeEncodeError) as error:  # the second: half a surrogate pair
+    except ValueError as error:
         raise BadData(f"{file}: no rows, bytes and sha256 of each shard ({error}); {remedy}") from None
 
 
@@ -64,12 +64,11 @@ def has_sha256(path: Path, sha256: str) -> bool:
 
 def damaged_shards(uri: str, index: Sequence[IndexEntry]) -> list[int]:
     """The numbers of shards that are missing or damaged; of those in a bucket only the sizes are compared."""
-    names = {number: shard_name(number) for number in range(len(index))}
     if is_remote(uri):
         sizes = dict(list_below(uri))
-        return [number for number, name in names.items() if sizes.get(name) != index[number].bytes]
+        return [number for number, entry in enumerate(index) if sizes.get(shard_name(number)) != entry.bytes]
     folder = local_path(uri)
-    return [number for number, name in names.items() if not has_sha256(folder / name, index[number].sha256)]
+    return [number for number, entry in enumerate(index) if not has_sha256(folder / shard_name(number), entry.sha256)]
 
 
 class ShardFiles:
@@ -129,7 +128,7 @@ class ShardFiles:
         entry = self._entry(shard)
         if self._cache is None:
             self._cache = NodeCache.of_this_node()
-            self._warn()
+            self._warn(self._cache.limit_bytes)
         return self._cache.fetched(self.where(shard), entry.sha256, entry.bytes, self._remedy)
 
     def _entry(self, shard: int) -> IndexEntry:
@@ -139,10 +138,9 @@ class ShardFiles:
             raise BadData(f"{join(self.uri, 'index.json')}: has no shard {shard}; {self._remedy}")
         return self._index[shard]
 
-    def _warn(self) -> None:
+    def _warn(self, limit: int) -> None:
         """Warn if the cache is smaller than all files: shuffled reading would fetch them again and again."""
-        assert self._cache is not None
-        needed, limit = sum(entry.bytes for entry in self._index), self._cache.limit_bytes
+        needed = sum(entry.bytes for entry in self._index)
         if needed > limit:
             print(
                 f"data: {self.uri} has {needed / 1e9:.1f} GB, the cache of this node takes {limit / 1e9:.1f}: files "

@@ -61,36 +61,36 @@ class TrainJobs:
     def own_pod(self) -> dict[str, Any]:
         """The spec of the pod that this process runs in."""
         name = os.environ.get("KFP_POD_NAME") or socket.gethostname()
-        answer = self._ask(f"read pod {name}", self.pods.read_namespaced_pod, name, _preload_content=False)
+        answer = self._ask(f"read pod {name}", self.pods.read_namespaced_pod, name=name, _preload_content=False)
         spec: dict[str, Any] = json.loads(answer.data)["spec"]
         return spec
 
     def get(self, name: str) -> dict[str, Any] | None:
         """A job, if it exists."""
         call = self.objects.get_namespaced_custom_object
-        job: dict[str, Any] | None = self._ask(f"read TrainJob {name}", call, name=name, nothing=404, **API)
+        job: dict[str, Any] | None = self._ask(f"read TrainJob {name}", call, name=name, none_if=404, **API)
         return job
 
     def create(self, manifest: Mapping[str, Any]) -> None:
         """Create a job, unless it exists."""
         call, what = self.objects.create_namespaced_custom_object, f"create TrainJob {manifest['metadata']['name']}"
-        self._ask(what, call, body=manifest, nothing=409, **API)
+        self._ask(what, call, body=manifest, none_if=409, **API)
 
     def delete(self, name: str) -> None:
         """Delete a job and its pods, if it exists."""
         call = self.objects.delete_namespaced_custom_object
-        self._ask(f"delete TrainJob {name}", call, name=name, propagation_policy="Foreground", nothing=404, **API)
+        self._ask(f"delete TrainJob {name}", call, name=name, propagation_policy="Foreground", none_if=404, **API)
 
-    def _ask(self, what: str, call: Callable[..., Any], *names: str, nothing: int = 0, **options: Any) -> Any:
-        """The API's answer, asked for again while there is none; None if it has the status `nothing`."""
+    def _ask(self, what: str, call: Callable[..., Any], none_if: int = 0, **options: Any) -> Any:
+        """The API's answer, asked for again while there is none; None if it has the status `none_if`."""
         from kubernetes.client import ApiException
         from urllib3.exceptions import HTTPError
 
         for tries_left in reversed(range(MOST_TRIES + 1)):
             try:
-                return call(*names, namespace=self.namespace, **options)
+                return call(namespace=self.namespace, **options)
             except ApiException as error:
-                if error.status == nothing:
+                if error.status == none_if:
                     return None
                 may_pass = error.status == 429 or not 0 < error.status < 500
                 reason = _reason(error) + HINTS.get(error.status, "")

@@ -24,7 +24,7 @@ from csc.distributed.group import one_of_several
 from csc.errors import BadConfig, CscError
 from csc.storage import read_json, write_json
 
-__all__ = ["processes_for", "raise_error", "run", "target_of"]
+__all__ = ["processes_for", "raise_error", "run"]
 
 GRACE_SECONDS = 20
 LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
@@ -63,7 +63,7 @@ def run(function: Callable[..., T], arguments: Mapping[str, Any], processes: int
 
     sys.stdout.flush()
     with tempfile.TemporaryDirectory(prefix="csc-processes-") as folder, _quiet_torchrun():
-        file = Path(folder) / "arguments.json"
+        file, target = Path(folder) / "arguments.json", f"{function.__module__}:{function.__qualname__}"
         write_json(file, dict(arguments))
         config = LaunchConfig(
             min_nodes=1,
@@ -78,7 +78,7 @@ def run(function: Callable[..., T], arguments: Mapping[str, Any], processes: int
             logs_specs=DefaultLogsSpecs(log_dir=folder),
         )
         try:
-            elastic_launch(config, sys.executable)("-m", __name__, target_of(function), str(file), str(os.getpid()))
+            elastic_launch(config, sys.executable)("-m", __name__, target, str(file), str(os.getpid()))
         except ChildFailedError as failed:
             raise_error(file)
             rank, failure = failed.get_first_failure()
@@ -116,11 +116,6 @@ def _quiet_torchrun() -> Iterator[None]:
 def _handled_signals() -> list[signal.Signals]:
     """The signals that stop us: not those that we were started to ignore, as nohup does."""
     return [number for number in STOPS if signal.getsignal(number) is not signal.SIG_IGN]
-
-
-def target_of(function: Callable[..., Any]) -> str:
-    """The name by which another process finds a function."""
-    return f"{function.__module__}:{function.__qualname__}"
 
 
 def raise_error(file: Path) -> None:

@@ -37,7 +37,7 @@ RUNTIME = "torch-distributed"
 NODE = "node"  # how the runtime calls its job and its container
 UNBUFFERED = {"name": "PYTHONUNBUFFERED", "value": "1"}
 INPUTS = ("split", "train_view", "prior")
-PLUGIN = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_ID", "MLFLOW_RUN_ID", "MLFLOW_WORKSPACE")
+PLUGIN_VARIABLES = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_ID", "MLFLOW_RUN_ID", "MLFLOW_WORKSPACE")
 # For loader processes; of the volumes of a step Kubeflow passes on only those that outlive a pod.
 SHARED_MEMORY = {"name": "shm", "emptyDir": {"medium": "Memory"}}
 TEMPORARY = {"name": "csc-tmp", "emptyDir": {}}  # all that is written outside volumes is below /tmp
@@ -144,7 +144,7 @@ def train_job(name: str, folder: Path, settings: Train, pod: Pod, own: Mapping[s
 
 def _injected() -> list[dict[str, str]]:
     """What KFP's MLflow plugin has put into this container, of which the pipeline knows nothing; no login among it."""
-    found = {name: os.environ.get(name, "") for name in PLUGIN}
+    found = {name: os.environ.get(name, "") for name in PLUGIN_VARIABLES}
     return [{"name": name, "value": value} for name, value in found.items() if value and "@" not in value]
 
 

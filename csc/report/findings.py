@@ -8,7 +8,7 @@ from csc.data.evidence import Evidence, Reliability, TaskFacts
 from csc.report.columns import calibration
 from csc.report.images import forgotten
 from csc.report.paper import paper_row_for
-from csc.report.reliability import ece
+from csc.report.reliability import ece, nearest_threshold
 from csc.report.table import shortened
 
 __all__ = ["Finding", "findings"]
@@ -84,7 +84,7 @@ def _forgetting(run: Run) -> list[Finding]:
 
 def _never_predicted(run: Run, facts: TaskFacts) -> list[Finding]:
     threshold = run.last.metrics.threshold
-    above = [counts[min(round(100 * threshold), 99)] for counts in facts.predicted]
+    above = [counts[nearest_threshold(threshold)] for counts in facts.predicted]
     silent = [name for name, count in zip(facts.classes, above, strict=True) if count == 0]
     if len(silent) == len(facts.classes):
         text = f"No score exceeds {threshold:g}, so nothing is predicted: CF1 and OF1 are 0.{_at_own(run)}"

@@ -13,12 +13,13 @@ from csc.report.svg import WIDTH, cut, label, svg, title
 __all__ = ["growth", "pairs_across_tasks"]
 
 _NAMED = 24  # classes at most, for their names to fit
-_MOST = 6  # matrices in a row
+_EARLIER = 6  # matrices next to the last one, at most
+_PAIRS = 5  # of classes
 
 
 def growth(tasks: Sequence[TaskFacts], width: float = WIDTH) -> str:
     """Draw the matrix after each task, blocks of old and new classes marked, all in one scale of colours."""
-    earlier = np.linspace(0, len(tasks) - 2, min(len(tasks) - 1, _MOST)).round().astype(int)  # evenly apart
+    earlier = np.linspace(0, len(tasks) - 2, min(len(tasks) - 1, _EARLIER)).round().astype(int)  # evenly apart
     largest = max(float(np.abs(_off_diagonal(task)).max(initial=0)) for task in tasks)
     names = len(tasks[-1].classes) <= _NAMED and width > 600
     gutter = 96 if names else 4
@@ -74,15 +75,15 @@ def _cells(task: TaskFacts, matrix: NDArray[np.float64], left: float, top: float
     return marks
 
 
-def pairs_across_tasks(tasks: Sequence[TaskFacts], most: int = 5) -> list[tuple[str, str, float]]:
+def pairs_across_tasks(tasks: Sequence[TaskFacts]) -> list[tuple[str, str, float]]:
     """The strongest entries that relate classes of different tasks: who gathers, from whom, how much."""
     last = tasks[-1]
     matrix = _off_diagonal(last)
     bounds = [task.old for task in tasks if task.old]
     arrival = np.searchsorted(bounds, np.arange(len(matrix)), side="right")
     across = np.where(arrival[:, None] != arrival[None, :], np.abs(matrix), 0)
-    strongest = np.argsort(-across, axis=None, kind="stable")[:most]
-    positions = [(int(index) // len(matrix), int(index) % len(matrix)) for index in strongest]
+    strongest = np.argsort(-across, axis=None, kind="stable")[:_PAIRS]
+    positions = [divmod(int(index), len(matrix)) for index in strongest]
     return [
         (last.classes[row], last.classes[column], float(matrix[row, column]))
         for row, column in positions

@@ -13,7 +13,7 @@ from csc.report.layout import figure, html_page, html_table
 from csc.report.learning import time_taken
 from csc.report.paper import paper_row_for, paper_rows, why_incomparable
 from csc.report.svg import escape
-from csc.report.table import TASK_COLUMNS, comparison, facts, notes, old_classes_text, task_rows
+from csc.report.table import TASK_COLUMNS, comparison, notes, old_classes_text, provenance, task_rows
 
 __all__ = ["render"]
 
@@ -51,7 +51,7 @@ def render(
     what = escape(methods().get(run.method, ""))
     body = [
         f'<p class="what">{what}</p>' if what else "",
-        _facts(run),
+        _provenance(run),
         _numbers(run),
         _comparison(run),
         f'<ul class="findings">{found_items}</ul>',
@@ -66,8 +66,8 @@ def _anchor(name: str) -> str:
     return name.lower().replace(" ", "-")
 
 
-def _facts(run: Run) -> str:
-    known = facts(run) | {
+def _provenance(run: Run) -> str:
+    known = provenance(run) | {
         "tasks": str(len(run.tasks)),
         "classes": str(len(run.last.seen)),
         "training": time_taken(sum(task.seconds for task in run.tasks)),

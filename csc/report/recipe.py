@@ -17,14 +17,13 @@ __all__ = ["command", "compared_settings"]
 def compared_settings(run: Run, facts: TaskFacts) -> list[tuple[str, str, str]]:
     """The settings of the run that differ from those of its method: key, value, and the method's value."""
     dataset = Scenario.parse(run.scenario).dataset
-    changed = dict(flatten(json.loads(facts.settings)))
     try:
         default = resolve(dataset, {"method": run.method}).flat()
     except BadConfig:  # some methods have to be told facts of an unknown data set
         default = {}
     return [
         (key, setting_text(value), setting_text(default.get(key, "–")))
-        for key, value in changed.items()
+        for key, value in flatten(json.loads(facts.settings))
         if key not in ("method", "seed") and value != default.get(key)
     ]
 

@@ -20,9 +20,14 @@ from csc.report.svg import (
     title,
 )
 
-__all__ = ["LINES", "at_threshold", "ece", "reliability_diagram", "threshold_curves"]
+__all__ = ["at_threshold", "ece", "nearest_threshold", "reliability_diagram", "threshold_curves"]
 
-LINES = {"CP": "first", "CR": "second", "CF1": "third", "OF1": "fourth"}
+_LINES = {"CP": "first", "CR": "second", "CF1": "third", "OF1": "fourth"}
+
+
+def nearest_threshold(value: float) -> int:
+    """The index of the one of the `THRESHOLDS` that is nearest to a value."""
+    return min(round(100 * value), len(THRESHOLDS) - 1)
 
 
 def at_threshold(facts: TaskFacts, index: int) -> dict[str, float]:
@@ -76,13 +81,14 @@ def _reliability_bars(bins: Reliability, left: float, right: float, top: float, 
     return marks
 
 
-def threshold_curves(facts: TaskFacts, threshold: float, width: float = WIDTH) -> str:
+def threshold_curves(facts: TaskFacts, marked: int, width: float = WIDTH) -> str:
     """Draw precision, recall and F1 against the threshold; a script may move the mark and choose a class."""
+    threshold, now = THRESHOLDS[marked], at_threshold(facts, marked)
     left, right, top, bottom = 46, width - 12, 34, 274
     points = [at_threshold(facts, index) for index in range(len(THRESHOLDS))]
     xs = [left + (right - left) * value for value in THRESHOLDS]
     marks = [percent_grid(left, right, top, bottom)]
-    for name, css in LINES.items():
+    for name, css in _LINES.items():
         ys = [percent_y(point[name], top, bottom) for point in points]
         marks.append(polyline(list(zip(xs, ys, strict=True)), f"{css} series-{name}"))
     shown = [tick / 10 for tick in range(0, 11, 1 if width > 600 else 2)]
@@ -92,10 +98,9 @@ def threshold_curves(facts: TaskFacts, threshold: float, width: float = WIDTH) -
     frame = f'data-left="{left}" data-right="{right}" data-top="{top}" data-bottom="{bottom}"'
     marks.append(f'<g class="mark" {frame} transform="translate({at:.1f} 0)">')
     marks.append(f'<path class="dashed" d="M0 {top - 8}V{bottom}"/></g>')
-    now = at_threshold(facts, round(100 * threshold))
-    for name, css in LINES.items():
+    for name, css in _LINES.items():
         tip = f"{name} {now[name]:.1f} at {threshold:g}"
         marks.append(circle(at, percent_y(now[name], top, bottom), 4.5, f"{css} dot-{name}", tip))
     spelled_out = {"CP": "precision (CP)", "CR": "recall (CR)"} if width > 600 else {}
-    marks += legend(left, {css: spelled_out.get(name, name) for name, css in LINES.items()})
+    marks += legend(left, {css: spelled_out.get(name, name) for name, css in _LINES.items()})
     return svg(width, bottom + 46, "Precision, recall and F1 against the threshold", marks)

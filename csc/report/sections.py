@@ -12,7 +12,7 @@ from csc.report import images as pictures_of
 from csc.report.images import Pictures
 from csc.report.layout import figure, html_table
 from csc.report.recipe import command, compared_settings
-from csc.report.reliability import at_threshold
+from csc.report.reliability import at_threshold, nearest_threshold
 from csc.report.svg import escape
 
 __all__ = ["class_table", "confidence", "images", "label_graph", "memory", "over_time", "recipe", "training"]
@@ -23,7 +23,7 @@ def class_table(run: Run, evidence: Sequence[Evidence]) -> str:
     if not evidence:
         return ""
     facts, last = evidence[-1].facts, run.last.metrics
-    step = min(round(100 * last.threshold), len(THRESHOLDS) - 1)
+    step = nearest_threshold(last.threshold)
     arrival = {name: task.task for task in reversed(run.tasks) for name in task.seen}
     rows = []
     for column, name in enumerate(facts.classes):
@@ -45,7 +45,7 @@ def _rate(part: int, whole: int) -> str:
     return f"{100 * part / max(whole, 1):.1f}"
 
 
-def confidence(run: Run, evidence: Sequence[Evidence], max_entropy: Mapping[str, Run] = {}) -> str:
+def confidence(run: Run, evidence: Sequence[Evidence], max_entropy: Mapping[str, Run]) -> str:
     """How far the last model's confidence can be trusted, and what other thresholds would make of it."""
     last = run.last.metrics
     models = {name: one.last.metrics for name, one in (max_entropy or {"": run}).items()}
@@ -79,7 +79,7 @@ def _effect(without: Metrics, with_it: Metrics) -> str:
 
 def _threshold(facts: TaskFacts, last: Metrics) -> str:
     """Numbers against the threshold: a figure, a slider for those with a script, and a table for all."""
-    step = min(round(100 * last.threshold), len(THRESHOLDS) - 1)
+    step = nearest_threshold(last.threshold)
     now = at_threshold(facts, step)
     names = ("CF1", "OF1", "CP", "CR", "OP", "OR")
     tiles = "".join(f'<div><dt>{name}</dt><dd id="live-{name}">{now[name]:.1f}</dd></div>' for name in names)
@@ -109,7 +109,7 @@ images: a threshold to work with is chosen on others.{own}</p>
 <span id="own" class="muted"></span>
 </div>
 <dl class="numbers live">{tiles}</dl>
-{figure(lambda width: reliability.threshold_curves(facts, THRESHOLDS[step], width))}
+{figure(lambda width: reliability.threshold_curves(facts, step, width))}
 <details><summary class="note">the same as a table</summary>{html_table(["threshold", *names], rows, "tasks")}</details>
 <script type="application/json" id="counts">{_json(counts)}</script>"""
 

@@ -145,12 +145,12 @@ def ticks(xs: Sequence[float], labels: Sequence[str], bottom: float) -> list[str
     return marks
 
 
-def legend(left: float, entries: Mapping[str, str], y: float = 4) -> list[str]:
-    """What the colours mean: a text for each."""
+def legend(left: float, entries: Mapping[str, str]) -> list[str]:
+    """What the colours mean: a text for each, at the top of a figure."""
     marks, x = [], left
     for css, text in entries.items():
-        marks.append(f'<rect class="{css}" x="{x:.1f}" y="{y:.1f}" width="11" height="11" rx="2"/>')
-        marks.append(label(x + 16, y + 10, text))
+        marks.append(f'<rect class="{css}" x="{x:.1f}" y="4.0" width="11" height="11" rx="2"/>')
+        marks.append(label(x + 16, 14, text))
         x += 16 + 6.4 * len(text) + 14
     return marks
 
@@ -168,7 +168,7 @@ def spread(positions: Sequence[float], gap: float, lowest: float) -> list[float]
     return moved
 
 
-def cut(name: str, length: int = 20) -> str:
+def cut(name: str, length: int) -> str:
     """At most so many characters."""
     return name if len(name) <= length else name[: length - 1] + "…"
 

@@ -1,6 +1,7 @@
 """One row per task, for a terminal or a README."""
 
 import html
+import re
 import unicodedata
 from collections.abc import Container, Sequence
 from textwrap import wrap
@@ -16,11 +17,11 @@ __all__ = [
     "aligned",
     "comparison",
     "escape_markdown",
-    "facts",
     "markdown_rows",
     "markdown_table",
     "notes",
     "old_classes_text",
+    "provenance",
     "shortened",
     "task_rows",
     "text_table",
@@ -47,7 +48,7 @@ def text_table(run: Run) -> str:
     compared = [["", *titles(SUMMARY)], *comparison(run)]
     compared_widths = [max(map(width_of, column)) for column in zip(*compared, strict=True)]
     ours_and_theirs = [aligned(row, compared_widths, left=1) for row in compared]
-    about = [f" {name} {value}" for name, value in facts(run).items()]
+    about = [f" {name} {value}" for name, value in provenance(run).items()]
     wrapped = [wrap(f"* {note}", WIDTH, initial_indent=" ", subsequent_indent="   ") for note in notes(run)]
     rule = max(width_of(line) for line in [*tasks, *ours_and_theirs]) + 1
     thick, thin = "━" * rule, "─" * rule
@@ -69,7 +70,7 @@ def markdown_table(run: Run) -> str:
     lines = []
     for rows, name_column in tables:
         lines += [*markdown_rows([list(map(escape_markdown, row)) for row in rows], {name_column}), ""]
-    about = " · ".join(f"{name} {escape_markdown(value)}" for name, value in facts(run).items())
+    about = " · ".join(f"{name} {escape_markdown(value)}" for name, value in provenance(run).items())
     return "\n".join([*lines, *[f"\\* {escape_markdown(note)}\n" for note in notes(run)], about])
 
 
@@ -115,8 +116,8 @@ def notes(run: Run) -> list[str]:
     return sorted({printable(row.note) for row in paper_for(run)} - {""})
 
 
-def facts(run: Run) -> dict[str, str]:
-    """Return what a result must state to be worth something."""
+def provenance(run: Run) -> dict[str, str]:
+    """Return what a result must state to be worth something: weights, seed, data and code."""
     return {
         "initialisation": printable(run.initialisation),
         "seed": str(run.seed),
@@ -161,7 +162,4 @@ def width_of(text: str) -> int:
 
 def escape_markdown(text: str) -> str:
     """Escape what Markdown would read as a cell border, an emphasis or HTML."""
-    escaped = html.escape(text, quote=False).replace("\\", "\\\\")
-    for mark in "|*_`":
-        escaped = escaped.replace(mark, f"\\{mark}")
-    return escaped
+    return re.sub(r"[\\|*_`]", r"\\\g<0>", html.escape(text, quote=False))

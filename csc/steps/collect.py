@@ -30,9 +30,8 @@ def collect(order: str, page_out: str, table_out: str, files_out: str) -> str:
     asked = cells(study, {name: _described(source) for name, source in wanted.sources.items()})
     if beyond := [number for number in wanted.tried if number >= len(asked)]:
         raise BadData(f"parameter order: tried: no cell {beyond[0]}; the study has {len(asked)}, from 0")
-    found = results(asked, tried={asked[number].name for number in wanted.tried})
-    close_runs([result.cell.key for result in found if result.missing == "failed"], "FAILED")
-    outcome = Outcome(study, tuple(found))
+    outcome = Outcome(study, tuple(results(asked, tried={asked[number].name for number in wanted.tried})))
+    close_runs([result.cell.key for result in outcome.failed], "FAILED")
     write_bytes(page_out, render(outcome).encode())
     write_bytes(table_out, markdown(outcome).encode())
     with atomic_folder(Path(files_out)) as folder:

@@ -18,9 +18,9 @@ from csc.errors import BadData
 __all__ = [
     "atomic_file",
     "atomic_folder",
+    "ensure_parents",
     "json_digest",
     "locked",
-    "parent_of",
     "read_regular",
     "regular",
     "sha256_file",
@@ -37,7 +37,7 @@ def atomic_folder(target: Path) -> Iterator[Path]:
         target = target.resolve()  # write to the folder that a link points to
         if target == Path.cwd():
             raise BadData("cannot write the folder this command runs in; name it from outside")
-    with parent_of(target):
+    with ensure_parents(target):
         with writable(target):
             if target.exists() and not target.is_dir():
                 raise NotADirectoryError(errno.ENOTDIR, "there is a file of this name")
@@ -60,7 +60,7 @@ def atomic_folder(target: Path) -> Iterator[Path]:
 @contextlib.contextmanager
 def atomic_file(target: Path) -> Iterator[Path]:
     """Yield an empty file next to `target`; rename it to `target` if the block succeeds, else remove it."""
-    with parent_of(target), writable(target):
+    with ensure_parents(target), writable(target):
         if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, "there is a folder of this name")
         handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
@@ -75,7 +75,7 @@ def atomic_file(target: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def parent_of(target: Path) -> Iterator[None]:
+def ensure_parents(target: Path) -> Iterator[None]:
     """Make the folders above `target`; remove those that are still empty when the block ends."""
     with writable(target):
         missing = [folder for folder in target.absolute().parents if not folder.exists()]
@@ -133,7 +133,7 @@ def regular(path: str | Path) -> Path:
     return path
 
 
-def read_regular(path: Path, limit: int | None = None) -> bytes:
+def read_regular(path: Path, limit: int | None) -> bytes:
     """Read a whole file; a pipe or a device is an OSError, and so is a file above the limit."""
     size = regular(path).stat().st_size
     if limit is not None and size > limit:

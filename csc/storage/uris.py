@@ -55,10 +55,9 @@ def join(uri: str | os.PathLike[str], *names: str) -> str:
     return str(local_path(uri).joinpath(*names))
 
 
-def bucket_and_key(uri: str | os.PathLike[str]) -> tuple[str, str]:
+def bucket_and_key(uri: str) -> tuple[str, str]:
     """Bucket and key of an `s3://` address."""
-    text = os.fspath(uri)
-    bucket, _, key = text.removeprefix("s3://").partition("/")
-    if not is_remote(text) or not bucket:
-        raise BadData(f"{text}: not an address in an object store; expected s3://bucket/name")
+    bucket, _, key = uri.removeprefix("s3://").partition("/")
+    if not is_remote(uri) or not bucket:
+        raise BadData(f"{uri}: not an address in an object store; expected s3://bucket/name")
     return bucket, key

@@ -162,14 +162,10 @@ class Result:
     cell: Cell
     metrics: Mapping[str, float]  # after the last task, and the summary of all; empty unless it is finished
     curve: tuple[float, ...] = ()  # the mAP after each task
-    facts: Mapping[str, str] = field(default_factory=dict)  # what it stands on: `initialisation`, `data` and `code`
+    provenance: Mapping[str, str] = field(default_factory=dict)  # `initialisation`, `data` and `code`, if finished
     run_id: str = ""  # of the tracked run
     missing: str = ""  # `failed` or `not run`; empty if it is finished
     reason: str = ""  # why it is missing
-
-    def fact(self, name: str) -> str:
-        """One of the facts; `unknown` if the run does not say."""
-        return self.facts.get(name) or "unknown"
 
     def value(self, column: str) -> float | None:
         """A number of the table, if there is one; `CR-CP` is a difference of two."""
@@ -211,8 +207,8 @@ def _result(
         values = curve(run.run_id)
         if len(values) == cell.tasks and "avg_mAP" in run.metrics:
             tags = {"initialisation": "csc.initialisation", "data": "csc.data", "code": "csc.code_version"}
-            facts = {name: run.tags.get(tag, "") for name, tag in tags.items()}
-            return Result(cell, run.metrics, values, facts, run.run_id)
+            provenance = {name: run.tags.get(tag) or "unknown" for name, tag in tags.items()}
+            return Result(cell, run.metrics, values, provenance, run.run_id)
     if cell.name in tried:
         return Result(cell, {}, missing="failed", reason=failed.get(cell.key, "see the log of its run"))
     return Result(cell, {}, missing="not run", reason="not started or not finished")

@@ -15,7 +15,7 @@ from csc.study.intervals import Draws, Interval, difference, resampled_map
 from csc.study.outcome import Entry, Outcome
 from csc.tracking.files import SCORES, fetch_files
 
-__all__ = ["Claim", "Resampled", "claims", "compared", "explanation", "interval_cells", "resampled", "signed", "tally"]
+__all__ = ["Claim", "Resampled", "claims", "explanation", "interval_cells", "paired", "resampled", "signed", "tally"]
 
 _RESAMPLED = "last_mAP"  # the column that is computed again on resampled images
 
@@ -68,10 +68,10 @@ def _interval(first: Entry, second: Entry, column: str) -> Interval | None:
     if not known:
         return None
     again = [(_resampled(one), _resampled(other)) for one, other in pairs] if column == _RESAMPLED else []
-    return compared(known, again)
+    return paired(known, again)
 
 
-def compared(values: list[tuple[float, float]], again: list[tuple[Resampled | None, Resampled | None]]) -> Interval:
+def paired(values: list[tuple[float, float]], again: list[tuple[Resampled | None, Resampled | None]]) -> Interval:
     """The difference of paired numbers, with what resampled images say if all were tested on the same ones."""
     known = [(one, other) for one, other in again if one is not None and other is not None]
     tests = {each.test_images for pair in known for each in pair}

@@ -15,7 +15,7 @@ from csc.report import figures
 from csc.report.columns import COMPARED, ECE_OLD_NEW, calibration, format_number, titles
 from csc.report.layout import figure, html_page
 from csc.report.svg import escape
-from csc.study.claims import compared, interval_cells, resampled
+from csc.study.claims import interval_cells, paired, resampled
 from csc.study.figure import draw_intervals
 from csc.study.intervals import Interval
 from csc.study.outcome import Number
@@ -64,7 +64,7 @@ class Group:
             return None
         values = [(_value(one, "last_mAP"), _value(two, "last_mAP")) for (_, one), (_, two) in pairs]
         again = [(resampled(a, one.last.task), resampled(b, two.last.task)) for (a, one), (b, two) in pairs]
-        return compared(values, again)
+        return paired(values, again)
 
 
 def _value(run: Run, column: str) -> float:
@@ -81,7 +81,7 @@ def compare(tracked: Sequence[TrackedRun]) -> list[Group]:
         settings = {key: value for key, value in found.settings.items() if key not in ("seed", *EXECUTION_ONLY)}
         shared = (run.scenario, run.data_fingerprint, run.code_version, settings)
         # Another run with the same seed extends another model.
-        fitting = (row for facts, row in rows if facts == shared and row.has_room(run.seed, found.run_id))
+        fitting = (row for key, row in rows if key == shared and row.has_room(run.seed, found.run_id))
         group = next(fitting, None)
         if group is None:
             group = Group(found.name.replace(f" · seed {run.seed}", "").replace(f" seed {run.seed}", ""), {})
@@ -136,8 +136,8 @@ def _calibration(groups: list[Group]) -> list[Table]:
 
 def _paired(group: Group, first: Group) -> Interval | None:
     """The difference of two rows; none if they were tested on other images or nothing can be paired."""
-    facts = [(run.scenario, run.data_fingerprint, run.held_out) for run in (group.any_run, first.any_run)]
-    return group.minus(first) if facts[0] == facts[1] else None
+    one, other = ((run.scenario, run.data_fingerprint, run.held_out) for run in (group.any_run, first.any_run))
+    return group.minus(first) if one == other else None
 
 
 def _difference(group: Group, first: Group) -> list[str]:

@@ -14,13 +14,13 @@ __all__ = ["log_outcome", "write_files"]
 def log_outcome(outcome: Outcome) -> None:
     """Keep means and deviations of a study's finished cells, its tables and its page as a run in MLflow."""
     study = outcome.study
-    entries = [entry for scenario in study.scenarios for entry in outcome.table(scenario)]
-    numbers = {
-        f"{entry.scenario}/{entry.row.name}/{column}": entry.number(column)
-        for entry in entries
+    means = {
+        f"{scenario}/{entry.row.name}/{column}": (number.mean, number.std)
+        for scenario in study.scenarios
+        for entry in outcome.table(scenario)
         for column in study.exported
+        if (number := entry.number(column))
     }
-    means = {path: (number.mean, number.std) for path, number in numbers.items() if number is not None}
     if means:
         log_study(study.name, means, markdown(outcome), render(outcome))
 

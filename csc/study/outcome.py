@@ -110,7 +110,7 @@ class Outcome:
             entries.append(Entry(row, scenario, found, self.reference(row, scenario)))
         return entries
 
-    def compared(self, scenario: str) -> set[str]:
+    def paper_columns(self, scenario: str) -> set[str]:
         """The columns for which the paper has a number in this table."""
         return {column for entry in self.table(scenario) for column in entry.reference.numbers}
 
@@ -135,9 +135,8 @@ class Outcome:
     def gaps(self) -> list[str]:
         """What is missing and why, a line for each reason."""
         reasons: dict[tuple[str, str], list[Result]] = {}
-        for result in self.results:
-            if result.missing:
-                reasons.setdefault((result.missing, result.reason), []).append(result)
+        for result in self.missing:
+            reasons.setdefault((result.missing, result.reason), []).append(result)
         return [
             f"{word} ({len(missing)} of {len(self.results)} cells): {self._named(missing)}: {printable(reason)}"
             for (word, reason), missing in reasons.items()
@@ -175,10 +174,10 @@ class Outcome:
             if (preset := preset_for(dataset)) != dataset:
                 yield f"data set '{dataset}' has no preset of its own: settings are those of '{preset}'"
 
-    def facts(self) -> list[str]:
+    def provenance(self) -> list[str]:
         """What the results stand on; where cells differ in it, which ones."""
         finished = [result for result in self.results if not result.missing]
-        data = dict.fromkeys(f"{r.cell.scenario.dataset} {r.fact('data')[:12]}" for r in finished)
+        data = dict.fromkeys(f"{r.cell.scenario.dataset} {r.provenance['data'][:12]}" for r in finished)
         lines = [f"seeds {', '.join(map(str, self.study.seeds))}" + (f" · data {', '.join(data)}" if data else "")]
         lines += self._tested()
         lines += dict.fromkeys(self._data_note(scenario) for scenario in self._data_notes)
@@ -187,7 +186,7 @@ class Outcome:
         for name in ("initialisation", "code"):
             values: dict[str, list[Result]] = {}
             for result in finished:
-                values.setdefault(printable(result.fact(name)), []).append(result)
+                values.setdefault(printable(result.provenance[name]), []).append(result)
             if len(values) == 1:
                 lines.append(f"{name} {next(iter(values))}")
             else:
@@ -197,7 +196,7 @@ class Outcome:
     def _data_note(self, scenario: str) -> str:
         """In what the data are not the benchmark, and what that means for the paper's numbers."""
         note = self._data_notes[scenario]
-        if self.compared(scenario):
+        if self.paper_columns(scenario):
             return f"{note}; the paper's numbers are of the whole"
         printed = any(row.reference(scenario).numbers for row in self.study.rows)
         return f"{note}; the paper's numbers are left out" if printed else note

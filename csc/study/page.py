@@ -20,8 +20,8 @@ __all__ = ["confidence_part", "remark_list", "render", "titled_table"]
 def render(outcome: Outcome) -> str:
     """Return the whole page."""
     done = sum(not result.missing for result in outcome.results)
-    facts = "".join(f"<span>{escape(line)}</span><br/>" for line in outcome.facts())
-    body = [f'<p class="facts">{facts}<span>{done} of {len(outcome.results)} cells finished</span></p>']
+    provenance = "".join(f"<span>{escape(line)}</span><br/>" for line in outcome.provenance())
+    body = [f'<p class="facts">{provenance}<span>{done} of {len(outcome.results)} cells finished</span></p>']
     for table in tables(outcome, pm="±"):
         body += [titled_table(table), _curves(outcome, table.title), _max_entropy(outcome, table.title)]
     if found := claims(outcome):

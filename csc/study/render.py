@@ -55,19 +55,19 @@ def tables(outcome: Outcome, pm: str = " ± ") -> Iterator[Table]:
     study = outcome.study
     groups = any(row.group for row in study.rows)
     for scenario in study.scenarios:
-        compared = outcome.compared(scenario)
+        with_paper = outcome.paper_columns(scenario)
         head = ["", *([study.groups] if groups else [])]
         for column in study.columns:
-            head += [TITLES[column], *(["paper", "diff"] if column in compared else [])]
+            head += [TITLES[column], *(["paper", "diff"] if column in with_paper else [])]
         rows = []
         for entry in outcome.table(scenario):
             cells = _names(entry, groups)
             for index, column in enumerate(study.columns):
                 cells.append(_ours(outcome, entry, column, pm) or (entry.missing if index == 0 else "") or "–")
-                if column in compared:
+                if column in with_paper:
                     cells += _paper(entry, column)
             rows.append(cells)
-        note = "Mean over seeds" + ("; paper is the paper's number, diff ours minus it." if compared else ".")
+        note = "Mean over seeds" + ("; paper is the paper's number, diff ours minus it." if with_paper else ".")
         yield Table(scenario, note, head, rows, 2 if groups else 1, _splits(study.rows))
         if calibration := _calibration(outcome, scenario, pm):
             yield calibration
@@ -145,7 +145,7 @@ def remarks(outcome: Outcome) -> list[str]:
         *outcome.presets(),
         *outcome.gaps(),
         *explanation(claims(outcome), outcome.study.columns[0]),
-        *outcome.facts(),
+        *outcome.provenance(),
     ]
 
 
@@ -214,16 +214,16 @@ def _latex_row(cells: Sequence[str]) -> str:
 def csv_lines(outcome: Outcome) -> str:
     """Return everything in long form: a line for each cell and column, with all that the number stands on."""
     out = io.StringIO()
-    records = list(_records(outcome))
-    writer = csv.DictWriter(out, list(records[0]), lineterminator="\n")
+    rows = list(_csv_rows(outcome))
+    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(records)
+    writer.writerows(rows)
     return out.getvalue()
 
 
-def _records(outcome: Outcome) -> Iterator[dict[str, Any]]:
+def _csv_rows(outcome: Outcome) -> Iterator[dict[str, Any]]:
     for result in outcome.results:
-        cell, finished = result.cell, not result.missing
+        cell = result.cell
         paper = outcome.reference(cell.row, cell.scenario.name).numbers
         for column in outcome.study.exported:
             yield {
@@ -233,12 +233,12 @@ def _records(outcome: Outcome) -> Iterator[dict[str, Any]]:
                 "group": cell.row.group,
                 "method": cell.row.method,
                 "seed": cell.seed,
-                "status": "finished" if finished else result.missing,
+                "status": result.missing or "finished",
                 "reason": result.reason,
                 "metric": column,
                 "value": result.value(column),
                 "paper": paper.get(column),
-                **{name: result.fact(name) if finished else "" for name in ("initialisation", "data", "code")},
+                **{name: result.provenance.get(name, "") for name in ("initialisation", "data", "code")},
                 "run": result.run_id,
                 "settings": cell.settings,
             }

@@ -8,19 +8,17 @@ import contextlib
 import os
 import re
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 from csc.errors import CscError, TrackingError, TrackingUnavailable
 from csc.tracking.server import artifact_location, connect, quiet, tracking_uri, without_secrets
 
 if TYPE_CHECKING:
-    from mlflow.entities import Metric
     from mlflow.tracking import MlflowClient
 
-__all__ = ["connected", "find_or_create", "find_or_create_experiment", "log_metrics", "translate_errors"]
+__all__ = ["connected", "find_or_create", "find_or_create_experiment", "translate_errors"]
 
-METRICS_PER_BATCH = 1000  # that MLflow takes
 TRIES = 3  # to create something, each after looking whether it is there
 RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
 
@@ -134,12 +132,6 @@ def find_or_create_experiment(client: "MlflowClient", name: str, tags: Mapping[s
         return str(found.experiment_id) if found is not None else None
 
     return find_or_create(find, lambda: str(client.create_experiment(name, artifact_location(), {**kind, **tags})))
-
-
-def log_metrics(client: "MlflowClient", run_id: str, metrics: Sequence["Metric"]) -> None:
-    """Log metrics of a run, in batches as large as MLflow takes."""
-    for start in range(0, len(metrics), METRICS_PER_BATCH):
-        client.log_batch(run_id, metrics=metrics[start : start + METRICS_PER_BATCH])
 
 
 @contextlib.contextmanager

@@ -1,12 +1,13 @@
 """What MLflow's pages say in words: notes on experiments, runs and versions, in Markdown."""
 
-from csc.artifacts import Run, TaskResult
+from csc.artifacts import Run
 from csc.tracking.names import settings_text
 
 __all__ = ["NOTE", "experiment_note", "run_note", "task_note"]
 
 NOTE = "mlflow.note.content"  # the tag that MLflow shows as a description
 LONGEST = 5000  # characters that MLflow takes, of versions; of runs more
+SHOWN = 20  # new classes, at most
 
 
 def experiment_note(dataset: str) -> str:
@@ -25,12 +26,13 @@ def task_note(run: Run, uri: str, prior: str, kept_back: str) -> str:
     """
     last = run.last
     numbers = " · ".join(f"{name} {last.metrics[name]:.1f}" for name in ("mAP", "CF1", "OF1", "forgetting"))
+    new = ", ".join(last.new[:SHOWN]) + (", …" if len(last.new) > SHOWN else "")
     before = f"It started from {_linked(prior)}." if prior else "It is the first task."
     whole = "\n\n".join(
         [
             f"Task {last.task} of {_title(run)}: {_linked(uri)}.",
             f"**{numbers}** on {last.metrics.images:,} test images, {len(last.seen)} classes.",
-            f"New classes: {_classes(last)}. {before}",
+            f"New classes: {new}. {before}",
             *([f"**{kept_back[:1].upper()}{kept_back[1:]}.**"] if kept_back else []),
             _snippet(uri),
         ]
@@ -41,20 +43,16 @@ def task_note(run: Run, uri: str, prior: str, kept_back: str) -> str:
 def run_note(run: Run, table: str, uri: str) -> str:
     """What a scenario run is and what came out, as a table in Markdown; `uri` is the version of its last task."""
     settings = ", ".join(f"`{item}`" for item in settings_text(run.settings)) or "none: all are the method's own"
-    facts = f"Initialisation {run.initialisation} · data `{run.data_fingerprint[:12]}` · code `{run.code_version}`"
-    forms = [
+    provenance = f"Initialisation {run.initialisation} · data `{run.data_fingerprint[:12]}` · code `{run.code_version}`"
+    with_table, without_table = (
         "\n\n".join([_title(run), results, f"Changed settings: {settings}.", _snippet(uri)])
-        for results in (table, facts)  # the table says the facts, too
-    ]
-    return forms[0] if len(forms[0]) <= LONGEST else forms[1][:LONGEST]
+        for results in (table, provenance)  # the table says this, too
+    )
+    return with_table if len(with_table) <= LONGEST else without_table[:LONGEST]
 
 
 def _title(run: Run) -> str:
     return f"**{run.scenario}** by **{run.method}**, seed {run.seed}"
-
-
-def _classes(task: TaskResult, most: int = 20) -> str:
-    return ", ".join([*task.new[:most], *(["…"] if len(task.new) > most else [])])
 
 
 def _linked(uri: str) -> str:

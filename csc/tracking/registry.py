@@ -7,6 +7,7 @@ tried again adds none, and what is fetched is compared with it, so no damaged mo
 
 import contextlib
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,24 +77,24 @@ def fetch_model(uri: str, folder: Path | None = None) -> Path:
     with connected() as client:
         import mlflow
 
-        source, expected = _recorded(client, uri)
+        source, expected = _find_package(client, uri)
         # Of our own packages only the model folder: they have many files, and each is a request that may fail.
         source += f"/{_MODEL}" if expected else ""
         local = Path(mlflow.artifacts.download_artifacts(source, dst_path=str(folder) if folder else None))
-    model = local if expected else local / _MODEL
-    if not expected and not (model / "model.json").is_file():
-        raise BadModel(f"{uri}: not a model of this project (no {_MODEL}/model.json in it)")
-    digest = _digest(model)
-    if expected and digest != expected:
+    if not expected:
+        if not (local / _MODEL / "model.json").is_file():
+            raise BadModel(f"{uri}: not a model of this project (no {_MODEL}/model.json in it)")
+        return local / _MODEL
+    if (digest := _digest(local)) != expected:
         raise BadModel(
             f"{uri}: damaged: its files are not those that were registered (fingerprint {digest[:12] or 'none'}, "
             f"registered {expected[:12]}); put them back from a copy, or delete the version and run its task again"
         )
-    return model
+    return local
 
 
-def _recorded(client: "MlflowClient", uri: str) -> tuple[str, str]:
-    """Where the package of a model or version is, and the fingerprint that `register` recorded of the model in it.
+def _find_package(client: "MlflowClient", uri: str) -> tuple[str, str]:
+    """Where the package of a model or version is, and the fingerprint of the model in it, if `register` put it there.
 
     A version of a logged model is fetched as that, also if somebody else made the version: for a version MLflow would
     read all versions of its name.
@@ -106,7 +107,7 @@ def _recorded(client: "MlflowClient", uri: str) -> tuple[str, str]:
         return model.artifact_location, str(model.tags.get(FINGERPRINT, ""))
     version = client.get_model_version(*named)
     if str(version.source).startswith("models:/"):
-        source, fingerprint = _recorded(client, version.source)
+        source, fingerprint = _find_package(client, version.source)
         return source, str(version.tags.get(FINGERPRINT, fingerprint))
     return uri, str(version.tags.get(FINGERPRINT, ""))
 
@@ -254,7 +255,7 @@ def model_names(key: str) -> list[str]:
 def point_aliases(name: str, key: str) -> LastVersion:
     """Let the aliases of a registered model name the versions of a finished run, if another run has moved them."""
     with connected() as client:
-        versions = _versions_by_task(client, name, key)
+        versions = _versions_by_task(client, name, {"csc.run_key": key})
         if not versions:
             return LastVersion()
         # Found by a search, because a model that is asked for by its name comes with all its versions.
@@ -276,9 +277,9 @@ def _aliases_of(task: int, version: "ModelVersion") -> list[str]:
     return [] if KEPT_BACK in version.tags else _aliases(task, tasks)
 
 
-def _versions_by_task(client: "MlflowClient", name: str, key: str, **tags: str) -> "dict[int, ModelVersion]":
-    """The newest version of each task of a run, in their order."""
-    found = client.search_model_versions(f"name = '{name}' and {with_tags({'csc.run_key': key, **tags})}")
+def _versions_by_task(client: "MlflowClient", name: str, tags: Mapping[str, str]) -> "dict[int, ModelVersion]":
+    """The newest version with these tags of each task, in the order of tasks."""
+    found = client.search_model_versions(f"name = '{name}' and {with_tags(tags)}")
     numbered = {(task_of(version.tags), number_of("version", str(version.version))): version for version in found}
     return {task: version for (task, _), version in sorted(numbered.items(), key=lambda item: item[0])}
 
@@ -293,7 +294,7 @@ def keep_record(tracker: Tracker, record: RegisteredTask) -> None:
 def find_record(name: str, task: int, key: str) -> RegisteredTask | None:
     """What `keep_record` kept for the newest version of a registered model that is of this task and this run key."""
     with connected() as client:
-        version = _versions_by_task(client, name, key, **{"csc.task": str(task)}).get(task)
+        version = _versions_by_task(client, name, {"csc.run_key": key, "csc.task": str(task)}).get(task)
         return None if version is None else load_record(client, version.run_id)
 
 

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from csc.errors import TrackingError
 from csc.model import ModelCard
 from csc.scenario import Scenario
-from csc.tracking.calls import connected, find_or_create, find_or_create_experiment, log_metrics, translate_errors
+from csc.tracking.calls import connected, find_or_create, find_or_create_experiment, translate_errors
 from csc.tracking.datasets import data_set, task_view
 from csc.tracking.names import changed_settings, class_metric, run_title, settings_text
 from csc.tracking.notes import NOTE, experiment_note
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Tracker", "finish_scenario", "run_key"]
 
-PARAMS_PER_BATCH = 100
 NO_TERMS = ("loss", "images_per_second", "waiting")  # what the log of an epoch holds besides the terms of the loss
 
 
@@ -55,7 +54,7 @@ def run_key(card: ModelCard) -> str:
 
 
 class Tracker:
-    """One task's view of the tracking server."""
+    """The runs of one task and of its scenario on the tracking server."""
 
     def __init__(self, card: ModelCard) -> None:
         self.card = card
@@ -100,16 +99,17 @@ class Tracker:
     @cached_property
     def task_run(self) -> "Run":
         """The run of this task: the one that has its tags, else the one KFP made for this step, else a new one."""
+        tags = self._task_tags
         with translate_errors():
-            run = self._find(self._task)
+            run = self._find(tags)
             if run is None:
                 scenario_run_id = self._find_or_create_scenario_run()
                 run = find_or_create(
-                    lambda: self._find(self._task), lambda: self._create_task_run(scenario_run_id), self._keep_first
+                    lambda: self._find(tags), lambda: self._create_task_run(scenario_run_id), self._keep_first
                 )
             step = self.injected
             if step is not None and step.info.run_id != run.info.run_id and "csc.role" not in step.data.tags:
-                self._set_tags(step, {**self._task, "csc.role": "step", "csc.task_run": run.info.run_id})
+                self._set_tags(step, {**tags, "csc.role": "step", "csc.task_run": run.info.run_id})
             if run.info.status in ("FAILED", "KILLED"):  # so is the scenario's, by `close_runs`
                 self.client.update_run(run.data.tags["csc.scenario_run"], "RUNNING")
             self._reopen(run)
@@ -128,12 +128,12 @@ class Tracker:
         return page if uri.startswith(("http://", "https://")) else str(info.run_id)
 
     @property
-    def _task(self) -> dict[str, str]:
+    def _task_tags(self) -> dict[str, str]:
         """The tags by which the task's run is found."""
         return {"csc.role": "task", "csc.run_key": self.key, "csc.task": str(self.card.task)}
 
-    def _facts(self) -> dict[str, str]:
-        """What every run says of itself."""
+    def _common_tags(self) -> dict[str, str]:
+        """The tags that the runs of the scenario and of its tasks share."""
         return {
             "csc.scenario": self.card.scenario,
             "csc.method": self.card.method,
@@ -168,7 +168,7 @@ class Tracker:
             above = {"mlflow.parentRunId": self._pipeline_run(self.injected)} if self.injected is not None else {}
             name = run_title(card.scenario, card.settings())
             changed = settings_text(changed_settings(card.scenario, card.settings()))
-            tags = {**self._facts(), **own, **above, **_source(), "csc.settings": ", ".join(changed)}
+            tags = {**self._common_tags(), **own, **above, **_source(), "csc.settings": ", ".join(changed)}
             return self.client.create_run(self.experiment_id, tags=tags, run_name=name)
 
         run = find_or_create(lambda: self._find(own), create, self._keep_first)
@@ -184,7 +184,7 @@ class Tracker:
 
     def _create_task_run(self, scenario: str) -> "Run":
         """A run for this task: that of the step if KFP made one and no task has it yet, else a new one."""
-        tags = {**self._facts(), **self._task, "csc.scenario_run": scenario}
+        tags = {**self._common_tags(), **self._task_tags, "csc.scenario_run": scenario}
         if self.injected is not None and self.injected.data.tags.get("csc.role") != "task":
             self._set_tags(self.injected, tags)
             return self.client.get_run(self.injected.info.run_id)
@@ -201,8 +201,7 @@ class Tracker:
         from mlflow.entities import Param
 
         missing = [Param(key, str(value)) for key, value in values.items() if key not in run.data.params]
-        for start in range(0, len(missing), PARAMS_PER_BATCH):
-            self.client.log_batch(run.info.run_id, params=missing[start : start + PARAMS_PER_BATCH])
+        self.client.log_batch(run.info.run_id, params=missing)
 
     def _logged_epochs(self) -> set[int]:
         """The epochs (from 1) of this task that the server knows, perhaps from another process that shares it."""
@@ -225,7 +224,7 @@ class Tracker:
             with translate_errors():
                 if epoch + 1 not in self._logged_epochs():
                     metrics = _epoch_metrics(epoch, log, self._usage.means() if self._usage else {})
-                    log_metrics(self.client, self.task_run.info.run_id, metrics)
+                    self.client.log_batch(self.task_run.info.run_id, metrics=metrics)
         except TrackingError as error:
             self._away = True
             print(f"task {self.card.task}/{self.card.tasks}: {error}; training goes on without it", flush=True)
@@ -265,12 +264,12 @@ class Tracker:
         begun, task, known = self.task_run.info.start_time, self.card.task, self.task_run.data.metrics
         with translate_errors():
             logged = self._logged_epochs()
-            missing = [_epoch_metrics(epoch, log) for epoch, log in enumerate(epochs) if epoch + 1 not in logged]
+            missing = [(epoch, log) for epoch, log in enumerate(epochs) if epoch + 1 not in logged]
+            losses = [metric for epoch, log in missing for metric in _epoch_metrics(epoch, log)]
             results = [Metric(key, value, begun, task, model_id=model_id) for key, value in metrics.items()]
             results += [Metric(class_metric("AP", name), value, begun, task) for name, value in class_ap.items()]
-            losses = [metric for epoch in missing for metric in epoch]
             results = [metric for metric in results if metric.key not in known]
-            log_metrics(self.client, self.task_run.info.run_id, losses + results)
+            self.client.log_batch(self.task_run.info.run_id, metrics=losses + results)
 
     def log_scenario(self, metrics: Mapping[str, float], data: str) -> None:
         """Log the task's metrics with the scenario's run, at step = task, unless they are there; and what tasks share.

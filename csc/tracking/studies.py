@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from csc.tracking.calls import connected, find_or_create, find_or_create_experiment, log_metrics
+from csc.tracking.calls import connected, find_or_create, find_or_create_experiment
 from csc.tracking.names import path_metric
 from csc.tracking.notes import LONGEST, NOTE
 from csc.tracking.queries import with_tags
@@ -32,7 +32,7 @@ def log_study(name: str, means: Mapping[str, tuple[float, float | None]], table:
         values |= {path_metric(f"{path}_std"): std for path, (_, std) in means.items() if std is not None}
         changed = {key: value for key, value in values.items() if run.data.metrics.get(key) != value}
         points = [Metric(key, value, int(time.time() * 1000), 0) for key, value in changed.items()]
-        log_metrics(client, run.info.run_id, points)
+        client.log_batch(run.info.run_id, metrics=points)
         for file, text in {"table.md": table, "study.html": page}.items():
             client.log_text(run.info.run_id, text, file)
         client.set_tag(run.info.run_id, NOTE, table[:LONGEST])

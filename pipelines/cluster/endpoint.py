@@ -76,7 +76,7 @@ class Endpoint:
         query = urlencode({"name": name, "pipelineid": pipeline_id})
         file = {"uploadfile": (package.name, package.read_bytes())}
         sent = self._send("POST", f"{API}/pipelines/upload_version?{query}", fields=file)
-        return self._id(self._understood(dict, sent), kind), True
+        return self._id(self._decoded(dict, sent), kind), True
 
     def start(
         self,
@@ -113,9 +113,9 @@ class Endpoint:
             except EndpointError as error:
                 if error.status != 404:
                     raise
-        found = _group(content)
+        found = _object(content)
         if "pipeline_spec" in found:  # with a platform document
-            found = _group(found["pipeline_spec"]) | _group(found.get("platform_spec"))
+            found = _object(found["pipeline_spec"]) | _object(found.get("platform_spec"))
         try:
             return msgspec.convert(found, Spec)
         except msgspec.ValidationError:
@@ -172,17 +172,17 @@ class Endpoint:
 
     def _id(self, found: Any, kind: str) -> str:
         try:
-            return msgspec.convert(_group(found).get(f"{kind}_id"), Id)
+            return msgspec.convert(_object(found).get(f"{kind}_id"), Id)
         except msgspec.ValidationError:
             raise self._not_understood() from None
 
     def _get(self, kind: type[_Answer], path: str, query: Mapping[str, str] | None = None) -> _Answer:
-        return self._understood(kind, self._send("GET", API + path, fields=query))
+        return self._decoded(kind, self._send("GET", API + path, fields=query))
 
     def _post(self, kind: type[_Answer], path: str, content: Mapping[str, Any] | None = None) -> _Answer:
-        return self._understood(kind, self._send("POST", API + path, json=content))
+        return self._decoded(kind, self._send("POST", API + path, json=content))
 
-    def _understood(self, kind: type[_Answer], content: bytes) -> _Answer:
+    def _decoded(self, kind: type[_Answer], content: bytes) -> _Answer:
         try:
             return msgspec.json.decode(content, type=kind)
         except (msgspec.DecodeError, ValueError, RecursionError):
@@ -217,7 +217,7 @@ class Endpoint:
         return {"Authorization": f"Bearer {token}"} if token else {}
 
 
-def _group(content: Any) -> dict[str, Any]:
+def _object(content: Any) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from csc.errors import BadData
 from csc.pipelines.cluster.endpoint import Endpoint, EndpointError
-from csc.pipelines.cluster.steps import REUSED, RunView, Step
+from csc.pipelines.cluster.steps import REUSED, RunView, StepView
 from csc.report.text import printable_line
 from csc.storage import list_below, read_bytes
 
@@ -16,7 +16,7 @@ DEFAULT_ROOT = "minio://mlpipeline/v2/artifacts"  # where Kubeflow Pipelines kee
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "MLFLOW_S3_ENDPOINT_URL")
 
 
-def choose_step(view: RunView, wanted: str | None) -> Step:
+def choose_step(view: RunView, wanted: str | None) -> StepView:
     """The step that a person means by its title or some words of it, such as `ingest` or `2/train`.
 
     If nothing is `wanted`, it is the step that failed, else the last one that began.
@@ -38,7 +38,7 @@ def choose_step(view: RunView, wanted: str | None) -> Step:
     raise EndpointError(f"no step '{wanted}' has begun; there are: {titles or 'none'}")
 
 
-def log_lines(endpoint: Endpoint, view: RunView, step: Step, namespace: str) -> list[str]:
+def log_lines(endpoint: Endpoint, view: RunView, step: StepView, namespace: str) -> list[str]:
     """The lines that the last try of a step has printed, without control characters; `namespace` is of its pods."""
     if step.state == REUSED:
         raise EndpointError(f"{step.title} was reused: its log is that of the run that made it")
@@ -53,7 +53,7 @@ def log_lines(endpoint: Endpoint, view: RunView, step: Step, namespace: str) -> 
     return [printable_line(line) for line in text.rstrip("\n").split("\n")]
 
 
-def _from_bucket(view: RunView, step: Step) -> str | None:
+def _from_bucket(view: RunView, step: StepView) -> str | None:
     """The log that the last try of a step left in Kubeflow's bucket; none if it is not to be found there.
 
     It lies below the run and the name of the step in a folder of random name, one for each task, with the outputs of

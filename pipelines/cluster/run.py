@@ -14,7 +14,7 @@ from csc.pipelines.cluster.answers import seconds_between
 from csc.pipelines.cluster.endpoint import Endpoint, EndpointError
 from csc.pipelines.cluster.logs import log_lines
 from csc.pipelines.cluster.progress import progress_lines
-from csc.pipelines.cluster.steps import ENDED, FAILED, STARTING, RunView, Step, view_of
+from csc.pipelines.cluster.steps import ENDED, FAILED, STARTING, RunView, StepView, view_of
 from csc.pipelines.profile import Profile
 from csc.report.text import single_line
 
@@ -49,7 +49,7 @@ class RemoteRun:
         run = self.endpoint.run(self.id)
         return view_of(run, self.endpoint.spec(run))
 
-    def log(self, view: RunView, step: Step) -> list[str]:
+    def log(self, view: RunView, step: StepView) -> list[str]:
         """The lines that a step has printed; if they cannot be had, the error names the command that prints them."""
         namespace = self._namespace or self.endpoint.namespace(view.run) or DEFAULT_NAMESPACE
         return log_lines(self.endpoint, view, step, namespace)

@@ -16,7 +16,7 @@ from csc.pipelines.cluster.titles import pod_template, title_of
 from csc.pipelines.cluster.workflow import DRIVER, Key, Path, find_paths, is_try, key_of, own_path, pod_name
 from csc.report.text import single_line
 
-__all__ = ["ENDED", "FAILED", "REUSED", "STARTING", "RunView", "Step", "view_of"]
+__all__ = ["ENDED", "FAILED", "REUSED", "STARTING", "RunView", "StepView", "view_of"]
 
 ENDED = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")
 FAILED = ("FAILED", "CANCELED")
@@ -26,7 +26,7 @@ _NOT_BEGUN = ("", "RUNTIME_STATE_UNSPECIFIED")  # nodes that Argo left out after
 
 
 @dataclass(frozen=True)
-class Step:
+class StepView:
     """A step that has begun."""
 
     title: str  # what people call it, `task 2 · train`
@@ -51,12 +51,12 @@ class RunView:
 
     run: Run  # what the server says of it
     spec: Spec  # its pipeline; without any task if that was deleted
-    steps: list[Step]  # those that the server names, in the order in which they began
+    steps: list[StepView]  # those that the server names, in the order in which they began
     named: bool = True  # whether it still names them
     unnamed: int = 0  # how many more have finished since; those that are reused or never cached do not count
 
     @property
-    def failed(self) -> Step | None:
+    def failed(self) -> StepView | None:
         """The first step that failed."""
         return next((step for step in self.steps if step.state in FAILED), None)
 
@@ -76,7 +76,7 @@ def view_of(run: Run, spec: Spec) -> RunView:
     return RunView(run, spec, steps)
 
 
-def _steps(nodes: Sequence[Node], spec: Spec) -> Iterator[Step]:
+def _steps(nodes: Sequence[Node], spec: Spec) -> Iterator[StepView]:
     """Steps by the paths of their nodes; of a node that is listed twice the newer one counts."""
     paths = find_paths(nodes)
     executors: dict[Key, list[Path]] = defaultdict(list)
@@ -100,7 +100,7 @@ def _steps(nodes: Sequence[Node], spec: Spec) -> Iterator[Step]:
             yield _step(node, state, (*key[:-1], key[-1].removesuffix(DRIVER)), spec, tries or [path])
 
 
-def _step(node: Node, state: str, key: Key, spec: Spec, pods: Sequence[Path]) -> Step:
+def _step(node: Node, state: str, key: Key, spec: Spec, pods: Sequence[Path]) -> StepView:
     """A step from the node that tells its times, its own or its driver's, and the paths of the nodes of its pods."""
     pod = ""
     if pods:
@@ -108,10 +108,10 @@ def _step(node: Node, state: str, key: Key, spec: Spec, pods: Sequence[Path]) ->
         pod = pod_name(last, pod_template(key, spec, driver=key_of(last)[-1].endswith(DRIVER)))
     took = seconds_between(node.start, node.end)
     error = single_line(node.error.message)
-    return Step(title_of(key, spec), state, node.start, took, error, max(1, len(pods)), pod, key)
+    return StepView(title_of(key, spec), state, node.start, took, error, max(1, len(pods)), pod, key)
 
 
-def _mark_waiting(steps: list[Step], nodes: Sequence[Node]) -> None:
+def _mark_waiting(steps: list[StepView], nodes: Sequence[Node]) -> None:
     """Mark the steps that run for Argo while their pod waits for a node or its image.
 
     A node of a pod does not tell its step: it is the last that began before the pod, of those with as many tries.

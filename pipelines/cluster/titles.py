@@ -24,8 +24,8 @@ def title_of(key: Key, spec: Spec) -> str:
         if task.parameter_iterator:
             loop = task
             parts.append(task.task_info.name)
-        elif turn := re.search(r"\((\d+):", name):
-            parts.append(_turn(loop, int(turn[1])))
+        elif iteration := re.search(r"\((\d+):", name):
+            parts.append(_iteration(loop, int(iteration[1])))
         elif number := re.fullmatch(r"task-(\d+)", task.task_info.name):
             parts.append(f"task {int(number[1])}")
         elif task.component_ref.name and name == key[-1]:
@@ -67,8 +67,8 @@ def _component(task: Task, spec: Spec) -> Component:
     return spec.components.get(task.component_ref.name, Component())
 
 
-def _turn(loop: Task, index: int) -> str:
-    """What people call one turn of a study's loop: its method and seed."""
+def _iteration(loop: Task, index: int) -> str:
+    """What people call one iteration of a study's loop: its method and seed."""
     try:
         settings = json.loads(_items(loop)[index])
         return f"{settings['method']} seed {settings['seed']}"

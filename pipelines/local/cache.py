@@ -94,7 +94,7 @@ class StepCache:
         inputs = step.executor_input.get("inputs", {})
         values = dict(inputs.get("parameterValues", {}))
         if isinstance(config := values.get("config"), str):
-            values["config"] = _deciding(config)
+            values["config"] = _decisive_settings(config)
         read = {name: [self._content(one) for one in found] for name, found in _artifacts(inputs).items()}
         facts = [step.name, step.image, step.command_without_input, dict(step.variables), values, read, code_version()]
         return self.folder / f"{json_digest(facts)}.json"
@@ -130,10 +130,10 @@ def _read_digests(entry: Path) -> dict[str, str]:
     return content if isinstance(content, dict) else {}
 
 
-def _deciding(config: str) -> str:
+def _decisive_settings(config: str) -> str:
     """Settings, as JSON, without those that may change while a run is resumed.
 
-    >>> _deciding('{"seed": 1, "train": {"workers": 2}}')
+    >>> _decisive_settings('{"seed": 1, "train": {"workers": 2}}')
     '{"seed": 1}'
     """
     left_out = {key for key in EXECUTION_ONLY if key.startswith("train.")}  # register's own decide what it does

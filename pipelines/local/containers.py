@@ -18,7 +18,7 @@ import yaml
 
 from csc.errors import CscError
 from csc.pipelines.local.lock import is_running
-from csc.pipelines.local.steps import Show, Start, Step
+from csc.pipelines.local.steps import GRACE_SECONDS, RunStep, Show, Step
 from csc.tracking.server import database_of
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ _WORKDIR_LABEL, _RUN_LABEL = "csc.workdir", "csc.run"
 _PASSED_ON = ("AWS_", "CSC_", "HF_", "MLFLOW_", "OMP_NUM_THREADS", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE")
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 _PATHS = ("_BUNDLE", "_CACHE", "_DIR", "_FILE", "_HOME", "_PATH")
-_GRACE = 30  # seconds that an interrupted step has to end
 _SHARED_MEMORY = "8g"  # at most; loader processes hand batches through it
 
 
@@ -40,7 +39,7 @@ class NoContainer(CscError):
 
 
 @contextlib.contextmanager
-def containers_for(package: Path, arguments: Mapping[str, str], workdir: Path) -> Iterator[Start]:
+def containers_for(package: Path, arguments: Mapping[str, str], workdir: Path) -> Iterator[RunStep]:
     """What runs a step of a compiled pipeline in a container of its image.
 
     kfp has a way of its own, which lets the engine remove a container that has ended: one that is gone before its exit
@@ -63,11 +62,11 @@ def containers_for(package: Path, arguments: Mapping[str, str], workdir: Path) -
             "labels": {_WORKDIR_LABEL: str(workdir), _RUN_LABEL: package.stem},
         }
 
-        def start(step: Step, show: Show) -> int:
+        def run(step: Step, show: Show) -> int:
             variables = {**environment, **step.variables}
             return _run_to_its_end(client, step, show, {**options, "environment": variables})
 
-        yield start
+        yield run
 
 
 @contextlib.contextmanager
@@ -204,7 +203,7 @@ def _run_to_its_end(client: "DockerClient", step: Step, show: Show, options: Map
         return int(container.wait()["StatusCode"])
     except BaseException:
         with contextlib.suppress(DockerException):
-            container.stop(timeout=_GRACE)  # training writes a checkpoint
+            container.stop(timeout=GRACE_SECONDS)  # training writes a checkpoint
         raise
     finally:
         container.remove(v=True, force=True)

@@ -50,7 +50,7 @@ def locked(workdir: Path, name: str, run: Mapping[str, str]) -> Iterator[Path]:
         temporary = tempfile.mkdtemp(prefix="csc-run-")
         _write(lock, json.dumps({**run, "temporary": temporary}))
         try:
-            with _made_there(temporary):
+            with _temporary_files_in(temporary):
                 yield Path(temporary)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -58,7 +58,7 @@ def locked(workdir: Path, name: str, run: Mapping[str, str]) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _made_there(folder: str) -> Iterator[None]:
+def _temporary_files_in(folder: str) -> Iterator[None]:
     """Have all temporary files of this process made in a folder: kfp's workspaces, the socket of the fork server."""
     settings = multiprocessing.current_process()._config  # type: ignore[attr-defined]
     before, known = tempfile.tempdir, dict(settings)

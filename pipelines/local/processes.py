@@ -20,7 +20,7 @@ from multiprocessing.process import BaseProcess
 from typing import Literal
 
 from csc.components.__main__ import execute
-from csc.pipelines.local.steps import Show, Step
+from csc.pipelines.local.steps import GRACE_SECONDS, Show, Step
 
 __all__ = ["import_libraries_once", "run_process"]
 
@@ -42,7 +42,6 @@ PRELOADED = (
     "alembic.config",
     "timm",
 )
-GRACE_SECONDS = 30  # that a step has to save its work when it is told to end; Kubernetes gives as many
 
 
 def import_libraries_once() -> None:
@@ -79,14 +78,14 @@ def run_process(step: Step, show: Show, method: Literal["forkserver", "spawn"] =
 def _end(process: BaseProcess, lines: Iterable[str], show: Show) -> None:
     """Tell a step to end, hand on what it has to say, and kill it if it takes too long or we are interrupted again."""
     process.terminate()
-    late = threading.Timer(GRACE_SECONDS, _kill, [process])
-    late.start()
+    timer = threading.Timer(GRACE_SECONDS, _kill, [process])
+    timer.start()
     try:
         for line in lines:
             show(line.rstrip("\n"))
         process.join()
     finally:
-        late.cancel()
+        timer.cancel()
         _kill(process)
 
 

@@ -23,13 +23,13 @@ def step_titles(spec: Any) -> dict[str, str]:
     """
     titles: dict[str, tuple[int, str]] = {}
     for name, task in spec.root.dag.tasks.items():
-        component, number = spec.components[task.component_ref.name], 0
-        if not component.HasField("dag"):
-            titles[task.component_ref.name] = (number, name)
-            continue
-        number = int(task.inputs.parameters["task"].runtime_value.constant.number_value)
-        for step, inner in component.dag.tasks.items():
-            titles[inner.component_ref.name] = (number, f"task {number} · {step}")
+        component = spec.components[task.component_ref.name]
+        if component.HasField("dag"):
+            number = int(task.inputs.parameters["task"].runtime_value.constant.number_value)
+            for step, inner in component.dag.tasks.items():
+                titles[inner.component_ref.name] = (number, f"task {number} · {step}")
+        else:
+            titles[task.component_ref.name] = (0, name)
     ordered = sorted(titles.items(), key=lambda item: item[1])
     return {component.removeprefix("comp-"): title for component, (_, title) in ordered}
 
@@ -86,8 +86,3 @@ class RunReporter:
         line = f"{self.titles.get(name, name)}: {output} has changed since it was written; the step runs again"
         self.log.write(f"{line}\n")
         self.display.say(line)
-
-    @property
-    def reason(self) -> str:
-        """The last line of the present step that says anything."""
-        return next((line.strip() for line in reversed(self.tail) if line.strip(" -")), "no output")

@@ -21,7 +21,7 @@ from csc.pipelines.local.display import Display, PlainDisplay
 from csc.pipelines.local.interrupts import raise_if_interrupted
 from csc.pipelines.local.processes import import_libraries_once, run_process
 from csc.pipelines.local.reporter import RunReporter, step_titles
-from csc.pipelines.local.steps import Start, Step, steps_run_by
+from csc.pipelines.local.steps import RunStep, Step, steps_run_by
 from csc.tracking.server import tracking_uri
 
 __all__ = ["LocalRun", "Runner", "StepCrashed", "StepRefused", "run_compiled"]
@@ -64,7 +64,7 @@ def run_compiled(
     """
     name = package.stem
     os.environ.setdefault("PYTHONUNBUFFERED", "1")  # the steps inherit it, and their lines come as they are printed
-    with _started_by(runner, package, arguments, workdir) as start:
+    with _step_runner(runner, package, arguments, workdir) as run:
         local.init(local.SubprocessRunner(use_venv=False), pipeline_root=str(workdir / "pipeline" / name))
         pipeline = components.load_component_from_file(str(package))
         log = workdir / "logs" / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}.log"
@@ -81,7 +81,7 @@ def run_compiled(
                 if step.name in cached and cache.restore(step):
                     return 0
                 reporter.begin(step.name)
-                code = start(replace(step, variables={**step.variables, **shared}), reporter.line)
+                code = run(replace(step, variables={**step.variables, **shared}), reporter.line)
                 reporter.end(code)
                 if code == 0 and step.name in cached:
                     cache.keep(step)
@@ -93,26 +93,26 @@ def run_compiled(
             except RuntimeError:  # of kfp: a step failed
                 if reporter.error is not None:
                     raise StepRefused(reporter.error) from None
-                shown = "\n".join(line for line in reporter.tail if line.strip(" -"))
-                said = f"csc: {reporter.current}: {reporter.reason}\nthe whole log is {log}"
-                raise StepCrashed(f"{shown}\n{said}") from None
+                shown = [line for line in reporter.tail if line.strip(" -")]
+                reason = shown[-1].strip() if shown else "no output"
+                said = f"csc: {reporter.current}: {reason}\nthe whole log is {log}"
+                raise StepCrashed("\n".join(shown) + f"\n{said}") from None
             except KeyboardInterrupt as error:
                 error.args = (f"in {reporter.current}",)
                 raise
     return LocalRun(outputs["table"], Path(outputs["page"].path), tuple(reporter.reused), reporter.seconds)
 
 
-@contextlib.contextmanager
-def _started_by(runner: Runner, package: Path, arguments: Mapping[str, str], workdir: Path) -> Iterator[Start]:
+def _step_runner(
+    runner: Runner, package: Path, arguments: Mapping[str, str], workdir: Path
+) -> contextlib.AbstractContextManager[RunStep]:
     """What runs a step to its end."""
     if runner == "docker":
-        with containers_for(package, arguments, workdir) as start:
-            yield start
-    elif runner == "subprocess":
-        yield functools.partial(run_process, method="spawn")
-    else:
-        import_libraries_once()
-        yield run_process
+        return containers_for(package, arguments, workdir)
+    if runner == "subprocess":
+        return contextlib.nullcontext(functools.partial(run_process, method="spawn"))
+    import_libraries_once()
+    return contextlib.nullcontext(run_process)
 
 
 @contextlib.contextmanager

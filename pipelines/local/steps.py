@@ -16,9 +16,10 @@ from typing import Any
 from kfp.local import subprocess_task_handler
 from kfp.local.status import Status
 
-__all__ = ["KFP_VERSION", "Show", "Start", "Step", "steps_run_by"]
+__all__ = ["GRACE_SECONDS", "KFP_VERSION", "RunStep", "Show", "Step", "steps_run_by"]
 
 KFP_VERSION = "2.17"  # whose kfp/local/task_dispatcher.py this fits; tests/pipelines/test_processes.py checks it
+GRACE_SECONDS = 30  # that a step has to save its work when it is told to end; Kubernetes gives as many
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Step:
 
 
 Show = Callable[[str], None]  # takes a line that a step has printed
-Start = Callable[[Step, Show], int]  # runs a step to its end and returns its exit code
+RunStep = Callable[[Step, Show], int]  # runs a step to its end and returns its exit code
 
 
 @contextlib.contextmanager

@@ -200,7 +200,7 @@ def test_no_step_begins_after_a_signal_whose_exception_was_lost(
             signal.raise_signal(number)
         return 0
 
-    monkeypatch.setattr(runner, "_started_by", lambda *_: contextlib.nullcontext(start))
+    monkeypatch.setattr(runner, "_step_runner", lambda *_: contextlib.nullcontext(start))
     compiler.Compiler().compile(two_steps, str(tmp_path / "two.yaml"))
     before = signal.getsignal(number)
     with interruptible(), pytest.raises(kind) as raised:

@@ -189,7 +189,7 @@ def test_a_reused_step_gives_kfp_what_it_gave_before_and_one_without_cache_alway
         step.output_file.write_text(json.dumps(listed))
         return 0
 
-    monkeypatch.setattr(runner, "_started_by", lambda *_: contextlib.nullcontext(start))
+    monkeypatch.setattr(runner, "_step_runner", lambda *_: contextlib.nullcontext(start))
     compiler.Compiler().compile(both, str(tmp_path / "both.yaml"))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking")
     with interruptible():  # as commands run it

@@ -12,7 +12,7 @@ import pytest
 from csc.pipelines.local import containers
 from csc.pipelines.local.containers import NoContainer, containers_for
 from csc.pipelines.local.lock import locked
-from csc.pipelines.local.steps import Start, Step
+from csc.pipelines.local.steps import RunStep, Step
 
 PACKAGE = """
 deploymentSpec:
@@ -86,7 +86,7 @@ class Engine:
         return self.container
 
 
-def start_a_step(start: Start, **variables: str) -> tuple[int, list[str]]:
+def start_a_step(start: RunStep, **variables: str) -> tuple[int, list[str]]:
     """Run a step; return how it ended and what it printed."""
     lines: list[str] = []
     return start(Step("cpu:1", ["x"], variables), lines.append), lines

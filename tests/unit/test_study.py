@@ -367,7 +367,7 @@ def test_finished_cells_are_found_by_their_key(written, server):
     assert [result.missing for result in found] == ["not run", "", "not run", "not run"]
     assert found[1].metrics["last_mAP"] == 70.0
     assert found[1].run_id == "run0"
-    assert found[1].facts == {"initialisation": "scratch", "data": "v" * 64, "code": code_version()}
+    assert found[1].provenance == {"initialisation": "scratch", "data": "v" * 64, "code": code_version()}
 
 
 def test_a_row_without_anything_random_is_run_once_and_counts_for_every_seed(written, server):
@@ -405,7 +405,7 @@ def test_runs_of_another_version_are_found_only_if_asked_for_and_after_those_of_
     del server.runs[0].params["train.epochs"]  # a setting that it did not know yet
     assert results([asked])[0].missing == "not run"
     found, missing = results([asked, other], any_code=True)
-    assert (found.metrics["last_mAP"], found.facts["code"]) == (60.0, "0.0.9+old")
+    assert (found.metrics["last_mAP"], found.provenance["code"]) == (60.0, "0.0.9+old")
     assert missing.missing == "not run"
     changed = written({**MINE, "seeds": [0], "settings": {"train.epochs": 1}})
     assert results(cells(changed, SOURCES), any_code=True)[0].missing == "not run"
@@ -672,7 +672,7 @@ def test_the_page_is_whole_and_draws_a_line_for_each_finished_row(outcome):
 def test_facts_that_differ_are_told_apart(outcome, server):
     server.runs[0].tags["csc.initialisation"] = "ImageNet-1k"
     found = results([result.cell for result in outcome.results])
-    facts = Outcome(outcome.study, tuple(found)).facts()
+    facts = Outcome(outcome.study, tuple(found)).provenance()
     assert "initialisation differs: ImageNet-1k (Fine-Tuning)" in facts
     assert any(line.startswith("initialisation differs: scratch (Fine-Tuning, AGCN (0)") for line in facts)
     assert facts[0] == "seeds 0, 1 · data voc vvvvvvvvvvvv"
@@ -785,7 +785,7 @@ def test_a_data_set_without_a_preset_says_whose_settings_it_has(form, server):
 
 def test_a_long_list_of_settings_is_cut(written, server):
     study = written({**MINE, "settings": {"train.epochs": 8}}).subset(overrides={"init": "x" * 300})
-    facts = Outcome(study, tuple(results(cells(study, SOURCES)))).facts()
+    facts = Outcome(study, tuple(results(cells(study, SOURCES)))).provenance()
     (line,) = (line for line in facts if line.startswith("settings init=xxx"))
     assert line.endswith("x…, +1")
     assert len(line) <= 250
@@ -908,7 +908,7 @@ def test_a_document_is_never_filled_with_nothing(two_rows, written, tmp_path):
 
 def test_a_line_says_how_many_cells_a_document_misses(written, server, tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.setattr(study_command, "_sources_here", lambda *given, **options: SOURCES)
+    monkeypatch.setattr(study_command, "_local_sources", lambda *given, **options: SOURCES)
     asked = cells(written({**MINE, "seeds": [0, 1]}), SOURCES)
     path = tmp_path / "RESULTS.md"
     path.write_text("<!-- results mine: begin -->\n<!-- results mine: end -->\n")

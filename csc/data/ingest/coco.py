@@ -112,7 +112,7 @@ def annotation_files(files: Source) -> tuple[list[AnnotationFile], list[str]]:
             return _per_folder(files, top, in_folders)
         for folder in ("annotations", "."):
             names = sorted(name for name in files.names(top / folder) if name.endswith(".json"))
-            if any(form.fullmatch(name) for form in _ACCEPTED.values() for name in names):
+            if any(pattern.fullmatch(name) for pattern in _ACCEPTED.values() for name in names):
                 return [_of_split(top, folder, split, _named(files, top / folder, split)) for split in _ACCEPTED], []
             if len(names) == 1:
                 file = top / folder / names[0]

@@ -80,14 +80,6 @@ class _File(msgspec.Struct):
     categories: list[_Category]
 
 
-class _Tables(msgspec.Struct):
-    """The same, not decoded: where each table is in the file."""
-
-    images: msgspec.Raw
-    annotations: msgspec.Raw
-    categories: msgspec.Raw
-
-
 def read_annotations(files: Source, found: AnnotationFile) -> Annotations:
     """Read and check one annotation file; every image it lists must have a file."""
     where, content = files.where(found.file), files.read(found.file, LONGEST_TABLE)
@@ -118,8 +110,8 @@ def _decode(content: bytes, where: str) -> _File:
         _check_keys(content, text, tables)
         return tables
     except msgspec.ValidationError as error:  # such as: Expected `int`, got `str` - at `$.images[3].id`
-        reason, _, position = str(error).replace("`", "'").partition(" - at '$.")
-        key = f"{position[:-1]}: " if position else ""
+        reason, _, path = str(error).replace("`", "'").partition(" - at '$.")
+        key = f"{path[:-1]}: " if path else ""
         raise BadData(f"{where}: {key}{reason}; expected COCO format with lists {', '.join(_TABLES)}") from None
     except (ValueError, RecursionError) as error:
         raise BadData(f"{where}: not readable as JSON ({error}); expected a complete COCO annotation file") from None
@@ -131,10 +123,10 @@ def _check_keys(content: bytes, text: bytes | memoryview, tables: _File) -> None
     The decoder does not tell. Keys are counted in the bytes of each table, which takes a fraction of its time; only a
     table that has more of them than objects is read again, object by object.
     """
-    found = msgspec.json.decode(text, type=_Tables)
+    found = msgspec.json.decode(text, type=dict[str, msgspec.Raw])  # not decoded: where each table is in the file
     spans = []
     for table, kind in zip(_TABLES, (_Image, _Annotation, _Category), strict=True):
-        raw, objects = memoryview(getattr(found, table)), getattr(tables, table)
+        raw, objects = memoryview(found[table]), getattr(tables, table)
         start = _address(raw) - _address(content)  # it is a part of the content, not a copy
         spans.append((start, start + len(raw)))
         if any(content.count(f'"{key}"'.encode(), *spans[-1]) > len(objects) for key in kind.__struct_fields__):

@@ -78,7 +78,7 @@ def ingest_digits(
     counts = {"train": train, "test": test}
     source: dict[str, Any] = {"kind": "digits", **counts, "size": size, "seed": seed, "version": VERSION}
     if Dataset.exists(out):
-        present = Dataset.open(os.fspath(out))
+        present = Dataset.open(out)
         if present.source != source or present.classes != in_order(DIGIT_CLASSES, options.class_order):
             raise BadData(f"{out}: already contains another data set; choose another --out or remove it")
         if is_undamaged(present):

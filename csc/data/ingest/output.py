@@ -30,13 +30,13 @@ from csc.storage import (
     absolute,
     delete,
     delete_below,
+    ensure_parents,
     exists,
     is_remote,
     join,
     list_below,
     local_path,
     move_into,
-    parent_of,
     read_bytes,
     read_json,
     writable,
@@ -78,7 +78,7 @@ def resume(
     with contextlib.ExitStack() as stack:
         if not is_remote(target):
             lock = Path(output.uri, _LOCK)
-            stack.enter_context(parent_of(lock))
+            stack.enter_context(ensure_parents(lock))
             stack.enter_context(_locked(lock, stream))
         try:
             yield output, output.take_over(parts)

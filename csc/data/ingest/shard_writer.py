@@ -60,13 +60,10 @@ def write_shard(path: Path, rows: Sequence[ImageRecord], images: Images) -> Shar
     contents: list[str] = []
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, _SCHEMA) as writer:
         for batch in _batches(zip(rows, images(rows), strict=True)):
-            columns = [
-                [row.image_id for row, _ in batch],
-                *([getattr(image, field) for _, image in batch] for field in Encoded._fields),
-            ]
-            writer.write_batch(pa.record_batch(columns, schema=_SCHEMA))
+            entries = [{"image_id": row.image_id, **image._asdict()} for row, image in batch]
+            writer.write_batch(pa.RecordBatch.from_pylist(entries, _SCHEMA))
             contents += [hashlib.sha256(image.jpeg).hexdigest() for _, image in batch]
-            batch.clear()  # before the next one fills up
+            del batch, entries  # before the next one fills up
     return Shard(len(rows), path.stat().st_size, sha256_file(path), contents)
 
 

@@ -31,8 +31,6 @@ VOC_CLASSES = (
     "diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor",
 )  # fmt: skip
 
-_TRAINVAL = {"train": "trainval.txt", "test": "test.txt"}
-_TRAIN = {"train": "train.txt", "test": "val.txt"}
 _LAYOUT = {"Annotations", "ImageSets", "JPEGImages"}
 
 
@@ -58,20 +56,19 @@ def ingest_voc(
     """
     with Source(source) as files:
         root = _root(files, year)
-        used = _lists(files, root, year)
-        lists = {split: root / "ImageSets" / "Main" / name for split, name in used.items()}
-        ids = {split: _read_ids(files, name) for split, name in lists.items()}
+        lists = _lists(files, root, year)
+        ids = {split: _read_ids(files, file) for split, file in lists.items()}
         twice = sorted(set(ids["train"]) & set(ids["test"]))
         if twice:
             raise BadData(
-                f"{files.where(lists['test'])}: image '{twice[0]}' is in {used['train']} too; "
+                f"{files.where(lists['test'])}: image '{twice[0]}' is in {lists['train'].name} too; "
                 "an image belongs to one of the two"
             )
         reader = _Reader(files, root, VOC_CLASSES if year else None, skip_bad=options.skip_bad)
-        listing = reader.listing(ids, used)
+        listing = reader.listing(ids, lists)
         record = {
             "kind": f"voc{year}" if year else root.name.lower() or "voc",
-            "files": {name.name: hashlib.sha256(files.read(name)).hexdigest() for name in lists.values()},
+            "files": {file.name: hashlib.sha256(files.read(file)).hexdigest() for file in lists.values()},
             "annotations_sha256": reader.digest.hexdigest(),
         }
         classes = VOC_CLASSES if year else sorted({label for row in listing for label in row.labels})
@@ -80,10 +77,10 @@ def ingest_voc(
 
 def _root(files: Source, year: str | None) -> PurePosixPath:
     """Find the folder VOC<year>: at the source itself, in VOCdevkit, or one folder deeper."""
-    form = re.compile(f"VOC{year or '[0-9]{4}'}")
+    pattern = re.compile(f"VOC{year or '[0-9]{4}'}")
     for top in files.tops():
         inner = [folder / name for folder in (top, top / "VOCdevkit") for name in sorted(files.folders(folder))]
-        named = [folder for folder in inner if form.fullmatch(folder.name)]
+        named = [folder for folder in inner if pattern.fullmatch(folder.name)]
         found = [folder for folder in (top, *named) if files.folders(folder) >= _LAYOUT]
         if len(found) > 1:
             names = ", ".join(folder.name for folder in found)
@@ -97,26 +94,28 @@ def _root(files: Source, year: str | None) -> PurePosixPath:
     )
 
 
-def _lists(files: Source, root: PurePosixPath, year: str | None) -> dict[str, str]:
+def _lists(files: Source, root: PurePosixPath, year: str | None) -> dict[str, PurePosixPath]:
     """The lists of the two splits: trainval and test if the test images have annotations, else train and val."""
-    test = root / "ImageSets" / "Main" / _TRAINVAL["test"]
+    folder = root / "ImageSets" / "Main"
+    lists = {"train": folder / "trainval.txt", "test": folder / "test.txt"}
     if year == "2007":
-        return _TRAINVAL
-    if not files.has(test):
-        return _TRAIN
-    first = _read_ids(files, test)[0]
-    return _TRAINVAL if files.has(root / "Annotations" / f"{first}.xml") else _TRAIN
+        return lists
+    if files.has(lists["test"]):
+        first = _read_ids(files, lists["test"])[0]
+        if files.has(root / "Annotations" / f"{first}.xml"):
+            return lists
+    return {"train": folder / "train.txt", "test": folder / "val.txt"}
 
 
-def _read_ids(files: Source, name: PurePosixPath) -> list[str]:
+def _read_ids(files: Source, file: PurePosixPath) -> list[str]:
     """Read the image ids of one split, in rising order."""
-    where = files.where(name)
-    if not files.has(name):
+    where = files.where(file)
+    if not files.has(file):
         raise BadData(
             f"{where}: no such file; expected one image id per line (the lists of both splits go into one folder)"
         )
     try:
-        lines = files.read(name).decode("utf-8-sig").splitlines()
+        lines = files.read(file).decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise BadData(f"{where}: not a text file ({error}); expected one image id per line") from None
     rows: dict[str, int] = {}
@@ -144,10 +143,10 @@ class _Reader:
         self.digest = hashlib.sha256()
         self.skipped: list[str] = []
 
-    def listing(self, ids: dict[str, list[str]], lists: dict[str, str]) -> list[ImageRecord]:
+    def listing(self, ids: dict[str, list[str]], lists: dict[str, PurePosixPath]) -> list[ImageRecord]:
         """List the images with their classes."""
         splits = [(image_id, split) for split, image_ids in ids.items() for image_id in image_ids]
-        names = [self._names(image_id, lists[split]) for image_id, split in splits]
+        names = [self._names(image_id, lists[split].name) for image_id, split in splits]
         contents = read_ahead(self.files.read, [annotation for annotation, _ in names], self.files)
         listing = []
         for (image_id, split), (annotation, image), content in zip(splits, names, contents, strict=True):

@@ -86,7 +86,7 @@ class SourceListing:
 
 
 def write_source(
-    out: str | os.PathLike[str], name: str, files: Source, found: SourceListing, options: WriteOptions = DEFAULTS
+    out: str | os.PathLike[str], name: str, files: Source, found: SourceListing, options: WriteOptions
 ) -> Dataset:
     """Write the annotated images of a source as a data set."""
     images = SourceImages(files, options.short_side)
@@ -165,9 +165,9 @@ def write_dataset(
             if not Dataset.exists(out):  # else another process has written it while this one waited
                 shards = _make(plan, output.make, images, finished)
                 output.finish(functools.partial(plan.complete, shards=shards))
-                return Dataset.open(os.fspath(out))
+                return Dataset.open(out)
             output.drop()
-    return _compared(Dataset.open(os.fspath(out)), plan, images)
+    return _compared(Dataset.open(out), plan, images)
 
 
 @dataclass(frozen=True)
@@ -285,12 +285,11 @@ def _contents_of(images: Images, part: Part) -> list[str]:
 
 def label_table(listing: Sequence[ImageRecord], shard_rows: int = SHARD_ROWS) -> pa.Table:
     """The label table of a listing: the labels of each image, and its shard and row."""
-    positions = range(len(listing))
     columns = [
         [row.image_id for row in listing],
         [row.split for row in listing],
-        [position // shard_rows for position in positions],
-        [position % shard_rows for position in positions],
+        [number // shard_rows for number in range(len(listing))],
+        [number % shard_rows for number in range(len(listing))],
         [row.labels for row in listing],
         [row.difficult for row in listing],
     ]
