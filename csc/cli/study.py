@@ -2,7 +2,7 @@
 
 import sys
 import tempfile
-from argparse import ArgumentParser, Namespace
+from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -28,14 +28,14 @@ from csc.study.outcome import Outcome
 from csc.study.reading import SHIPPED, read_study
 from csc.study.render import text
 from csc.study.spec import Study
-from csc.study.summary import results_document, write_results
+from csc.study.summary import marked_studies, results_document, write_results
 
 __all__ = ["STUDY"]
 
 
 def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "study", nargs="+", help=f"YAML file, or one of {', '.join(SHIPPED)}; several only with --markdown"
+        "study", nargs="*", help=f"YAML file, or one of {', '.join(SHIPPED)}; several or none only with --markdown"
     )
     parser.add_argument(
         "--data",
@@ -44,10 +44,7 @@ def _arguments(parser: ArgumentParser) -> None:
         default=[],
         help="folder or s3:// of a data set made by 'csc ingest' (digits make themselves); again for another one",
     )
-    parser.add_argument("--scenarios", metavar="A,B", help="instead of the study's own; any will do")
-    parser.add_argument("--methods", metavar="A,B", help="only the rows of these methods")
-    parser.add_argument("--seeds", metavar="0,1", help="instead of the study's own")
-    parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], dest="overrides", help="a setting")
+    _subset_arguments(parser)
     parser.add_argument("--parallel", type=int, metavar="N", help="cells at the same time (default: 1)")
     parser.add_argument(
         "--profile", help=f"YAML file, or one of {', '.join(PROFILES)} (default: local, with --submit kubeflow)"
@@ -61,7 +58,8 @@ def _arguments(parser: ArgumentParser) -> None:
         nargs="?",
         const="-",
         metavar="FILE",
-        help="print claims and tables of what is finished, by whatever version; into the marked part of FILE if given",
+        help="print claims and tables of what is finished, by whatever version; or put them into the marked parts of "
+        "FILE, of all studies that it has unless some are named",
     )
     instead.add_argument("--compile", metavar="FILE", help="write pipelines for a cluster instead of running")
     instead.add_argument("--submit", action="store_true", help="run on a Kubeflow cluster; see 'csc submit'")
@@ -70,9 +68,35 @@ def _arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--verbose", action="store_true", help="show all output of the steps")
 
 
+def _subset_arguments(parser: ArgumentParser) -> None:
+    """Declare what chooses a part of a study, on the command line and in the marks of a document."""
+    parser.add_argument("--scenarios", metavar="A,B", help="instead of the study's own; any will do")
+    parser.add_argument("--methods", metavar="A,B", help="only the rows of these methods")
+    parser.add_argument("--seeds", metavar="0,1", help="instead of the study's own")
+    parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], dest="overrides", help="a setting")
+
+
+def _subset(study: Study, chosen: Namespace) -> Study:
+    scenarios, rows = _comma_separated(chosen.scenarios), _comma_separated(chosen.methods)
+    return study.subset(scenarios, rows, _seeds(chosen.seeds), parse_overrides(chosen.overrides))
+
+
+def _asked(arguments: Namespace) -> list[Study]:
+    """The studies that are named, or that a document has; what its marks say of one wins over the command line."""
+    document = arguments.markdown
+    marked = marked_studies(local_path(document)) if document not in (None, "-") else {}
+    studies = []
+    for study in map(read_study, arguments.study or marked):
+        parser = ArgumentParser(f"csc: {document}: results {study.name}", usage=SUPPRESS, add_help=False)
+        _subset_arguments(parser)
+        studies.append(_subset(_subset(study, arguments), parser.parse_args(marked.get(study.name, []))))
+    return studies
+
+
 def _study(arguments: Namespace) -> int:
-    chosen = _comma_separated(arguments.scenarios), _comma_separated(arguments.methods), _seeds(arguments.seeds)
-    studies = [read_study(name).subset(*chosen, parse_overrides(arguments.overrides)) for name in arguments.study]
+    studies = _asked(arguments)
+    if not studies:
+        raise BadConfig("csc study: name a study, or with --markdown a document that has the marks of some")
     if len(studies) > 1 and not arguments.markdown:
         raise BadConfig("csc study: runs one study at a time; several can be summarised with --markdown")
     study = studies[0]

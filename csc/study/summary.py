@@ -1,6 +1,7 @@
 """The claims of several studies on one screen, and the parts of a document where they and the tables stand."""
 
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from csc.study.claims import Claim, claims, signed, tally
 from csc.study.outcome import Outcome
 from csc.study.render import markdown
 
-__all__ = ["results_document", "write_results"]
+__all__ = ["marked_studies", "results_document", "write_results"]
 
 _VERDICTS = ("holds", "level", "open", "does not hold")  # the worst last
 
@@ -22,12 +23,28 @@ def results_document(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(["# Claims", "", *map(_claims, outcomes), *map(markdown, outcomes)])
 
 
+def marked_studies(path: Path) -> dict[str, list[str]]:
+    """The studies whose results a document has, in its order, and the words of the command line that belong to each.
+
+    `<!-- results own-data --set held_out=0: begin -->` has them behind the name of the study.
+    """
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    found = {}
+    for words in re.findall(r"<!-- results (\S.*): begin -->", text):
+        try:
+            name, *options = shlex.split(words)
+        except ValueError:
+            raise BadData(f"{path}: '<!-- results {words}: begin -->': a quote is not closed") from None
+        found[name] = options
+    return found
+
+
 def write_results(path: Path, outcomes: Sequence[Outcome]) -> None:
     """Put what came of each study between its own marks of a document; the rest of it stays as it is.
 
     Its tables stand between `<!-- results NAME: begin -->` and `end`, its claims between `<!-- claims NAME: begin -->`
-    and `end` if the document has such lines. A study without any finished cell is refused: it would wipe out what is
-    there, most often because another store was meant.
+    and `end` if the document has such lines; `marked_studies` says what else the first one may hold. A study without
+    any finished cell is refused: it would wipe out what is there, most often because another store was meant.
     """
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     for outcome in outcomes:
@@ -46,11 +63,12 @@ def write_results(path: Path, outcomes: Sequence[Outcome]) -> None:
 def _replaced(path: Path, text: str, part: str, content: str) -> str:
     """A document with other content between the marks of a part, its heads two levels lower."""
     begin, end = f"<!-- {part}: begin -->", f"<!-- {part}: end -->"
-    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+    begins = re.findall(rf"<!-- {re.escape(part)}(?: .*)?: begin -->", text)
+    if len(begins) != 1 or text.count(end) != 1 or text.index(begins[0]) > text.index(end):
         raise BadData(f"{path}: expected a document with the lines '{begin}' and '{end}', to write between them")
-    before, after = text.partition(begin)[0], text.partition(end)[2]
+    before, after = text.partition(begins[0])[0], text.partition(end)[2]
     lower = re.sub(r"^#", "###", content.strip(), flags=re.MULTILINE)
-    return f"{before}{begin}\n\n{lower}\n\n{end}{after}"
+    return f"{before}{begins[0]}\n\n{lower}\n\n{end}{after}"
 
 
 def _claims(outcome: Outcome) -> str:

@@ -923,6 +923,22 @@ def test_a_line_says_how_many_cells_a_document_misses(written, server, tmp_path,
     assert capsys.readouterr().out == ""
 
 
+def test_a_document_knows_its_studies_and_the_words_that_belong_to_each(server, tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setattr(study_command, "_local_sources", lambda *given, **options: SOURCES)
+    chosen = read_study("figure3").subset(seeds=[1], overrides={"train": {"epochs": 3}})
+    for cell in cells(chosen, SOURCES):
+        server.finish(cell, 70.0)
+    path, begin = tmp_path / "RESULTS.md", "<!-- results figure3 --seeds 1 --set train.epochs=3: begin -->"
+    path.write_text(f"{begin}\n<!-- results figure3: end -->\n")
+    words = ["study", "--markdown", str(path), "--workdir", str(tmp_path / "work")]
+    for named in ([], ["figure3"]):
+        assert main([*words, *named, "--set", "train.epochs=5"]) == 0
+        assert capsys.readouterr().out == ""
+        assert path.read_text().startswith(f"{begin}\n\n### Figure 3")
+        assert "| with H | " in path.read_text()
+
+
 def test_claims_have_a_part_of_their_own_in_a_document_that_marks_one(two_rows, tmp_path):
     outcome = two_rows((80.1, 80.3, 80.2), (70.2, 70.1, 70.4))
     path, name = tmp_path / "RESULTS.md", outcome.study.name

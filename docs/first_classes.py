@@ -1,0 +1,32 @@
+"""Make a small data set of the first classes of another one.
+
+    python docs/first_classes.py data/voc 8 voc8 && csc ingest csv --source voc8 --name voc8 --out data/voc8
+
+It has the images that hold one of these classes, and no labels of others.
+"""
+
+import csv
+import sys
+from pathlib import Path
+
+from csc.data.dataset import Dataset
+from csc.data.shards import ImageShards
+
+
+def main(uri: str, count: int, out: Path) -> None:
+    """Write the images and a CSV file of their labels."""
+    dataset = Dataset.open(uri)
+    chosen, shards = set(dataset.classes[:count]), ImageShards(dataset.images)
+    (out / "images").mkdir(parents=True)
+    rows = [("image", "labels", "split")]
+    for image in dataset.labels().to_pylist():
+        if labels := chosen.intersection(image["labels"]):
+            name = f"images/{image['image_id']}.jpg"
+            (out / name).write_bytes(shards.jpeg(image["shard"], image["row"]))
+            rows.append((name, ";".join(sorted(labels)), image["split"]))
+    with (out / "labels.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))
