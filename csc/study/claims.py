@@ -102,12 +102,14 @@ def _paper(first: Entry, second: Entry, column: str) -> float | None:
 
 
 def signed(column: str, value: float) -> str:
-    """A difference as tables print it.
+    """A difference as tables print it; with another digit where it would be told as nothing and is not.
 
-    >>> signed("last_mAP", -1.26), signed("H", 0.004)
-    ('−1.3', '0.00')
+    >>> signed("last_mAP", -1.26), signed("last_mAP", -0.04), signed("H", 0.004)
+    ('−1.3', '−0.04', '0.00')
     """
     size = format_number(column, abs(value))
+    if float(size) == 0 and abs(value) >= 0.005:
+        size = f"{abs(value):.2f}"
     return ("" if float(size) == 0 else "−" if value < 0 else "+") + size
 
 

@@ -180,7 +180,7 @@ class Outcome:
         data = dict.fromkeys(f"{r.cell.scenario.dataset} {r.provenance['data'][:12]}" for r in finished)
         lines = [f"seeds {', '.join(map(str, self.study.seeds))}" + (f" · data {', '.join(data)}" if data else "")]
         lines += self._tested()
-        lines += dict.fromkeys(self._data_note(scenario) for scenario in self._data_notes)
+        lines += map(self._data_note, dict.fromkeys(self._data_notes.values()))
         if settings := self.study.common_settings():
             lines.append(f"settings {shortened(settings, _WIDE_ROOM)}")
         for name in ("initialisation", "code"):
@@ -193,12 +193,12 @@ class Outcome:
                 lines += [f"{name} differs: {value} ({_rows(those)})" for value, those in values.items()]
         return lines
 
-    def _data_note(self, scenario: str) -> str:
-        """In what the data are not the benchmark, and what that means for the paper's numbers."""
-        note = self._data_notes[scenario]
-        if self.paper_columns(scenario):
+    def _data_note(self, note: str) -> str:
+        """In what data are not the benchmark, and what that means for the paper's numbers."""
+        scenarios = [scenario for scenario, said in self._data_notes.items() if said == note]
+        if any(map(self.paper_columns, scenarios)):
             return f"{note}; the paper's numbers are of the whole"
-        printed = any(row.reference(scenario).numbers for row in self.study.rows)
+        printed = any(row.reference(scenario).numbers for row in self.study.rows for scenario in scenarios)
         return f"{note}; the paper's numbers are left out" if printed else note
 
     def _tested(self) -> Iterator[str]:

@@ -870,7 +870,7 @@ def test_the_summary_of_claims_is_grouped_by_verdict_with_the_papers_differences
     assert head == "**T**, by last mAP: 1 holds, 1 level, **1 does not hold**."
     assert [line.split(" | ")[0] for line in found] == ["| A &gt; B", "| C &gt; B", "| D &gt; A"]
     assert re.fullmatch(r"\| A &gt; B \| holds \+9\.9 \(9\.\d…10\.\d; paper \+5\.7\) \|", found[0])
-    assert re.fullmatch(r"\| C &gt; B \| level 0\.0 \(−1\.\d…1\.\d\) \|", found[1])
+    assert re.fullmatch(r"\| C &gt; B \| level \+0\.05 \(−1\.\d…1\.\d\) \|", found[1])
     assert re.fullmatch(r"\| D &gt; A \| \*\*does not hold −20\.0 \(−20\.\d…−19\.\d\)\*\* \|", found[2])
 
 
