@@ -17,8 +17,8 @@ from csc.study.spec import Row
 __all__ = ["Table", "as_text", "csv_lines", "latex", "markdown", "remarks", "tables", "text"]
 
 _CALIBRATION_NOTE = (
-    "ECE and AECE (adaptive) in percent; /T: logits divided by the model's temperature T, which is kept between 0.2 and "
-    "5; own: at the model's thresholds; both are fitted on training images"
+    "ECE and AECE (adaptive) in percent; /T: logits divided by the model's temperature T, which is kept between 0.2 "
+    "and 5; own: at the model's thresholds; both are fitted on training images"
 )
 _LATEX = {
     **{mark: f"\\{mark}" for mark in "&%$#_{}"},
