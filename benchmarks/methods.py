@@ -68,9 +68,9 @@ class _Case:
         self.config: Config = resolve("voc", {"method": method}, shared)
         self.kind = method_class(self.config.method)
         replays = self.config.memory.sampler != "none"
-        self.draws = self.kind.draws if replays and self.config.memory.replay == "batch" else 0
+        self.replay_batches = self.kind.replay_batches if replays and self.config.memory.replay == "batch" else 0
         self.memory = _exemplars() if replays else None
-        rows = BATCH * (1 + self.draws)
+        rows = BATCH * (1 + self.replay_batches)
         images = torch.randint(0, 256, (rows, 3, size, size), dtype=torch.uint8)
         self.images = images.contiguous(memory_format=torch.channels_last)  # as the loader makes them
         self.targets = torch.randint(0, 2, (rows, OLD + NEW)).float()
@@ -88,13 +88,13 @@ class _Case:
             new=NEW,
             task=2,
             title="bench",
-            checkpoint=Path(tempfile.gettempdir()) / "never-written",
+            checkpoint_file=Path(tempfile.gettempdir()) / "never-written",
             memory=self.memory,
             state=self._state(),
         )
         trainer._train_mode()
         batch = Batch(self.images, self.targets, self.rows)
-        draws = [Draw(range(BATCH))] * (1 + self.draws)
+        draws = [Draw(range(BATCH))] * (1 + self.replay_batches)
         return lambda: trainer._update(Batches(batch for _ in range(1)), [draws])
 
     def limit(self) -> Work:

@@ -53,7 +53,7 @@ def _versions(root: Path) -> list[Result]:
 
 
 def _timed(root: Path, dataset: Dataset, seed: int) -> dict[str, float]:
-    from csc.tracking.registry import find_record, point_aliases
+    from csc.tracking.registry import find_registered_task, point_aliases
     from csc.tracking.tracked_run import find_run
 
     seconds = {"register a task": run_steps(root, SCENARIO, dataset, seed)["register"] / 2}
@@ -66,7 +66,7 @@ def _timed(root: Path, dataset: Dataset, seed: int) -> dict[str, float]:
 
     calls: dict[str, Callable[[], object]] = {
         "csc show": show,
-        "look up the model before": lambda: find_record(MODEL, 1, key),
+        "look up the model before": lambda: find_registered_task(MODEL, 1, key),
         "point the aliases of a finished run": lambda: point_aliases(MODEL, key),
     }
     for name, call in calls.items():

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from benchmarks import Result, interleaved
-from csc.methods.csc import CiGcn
+from csc.methods.csc import CigcnSettings
 from csc.nets.ci_gcn import CIGCN
 
 __all__ = ["head_memory", "scale"]
@@ -71,7 +71,7 @@ def _relative(case: str, ratio: float, to: str, goal: float | None = None) -> Re
 
 
 def _head(classes: int, rank: int) -> CIGCN:
-    return CIGCN(FEATURES, classes, CiGcn(width=WIDTH, rank=rank))
+    return CIGCN(FEATURES, classes, CigcnSettings(width=WIDTH, rank=rank))
 
 
 def _maps(batch: int) -> Tensor:

@@ -29,7 +29,7 @@ TRAINING_STEPS = """
 import time, torch
 from csc.config.groups import Backbone
 from csc.nets.backbone import build_backbone
-from csc.training.device import keep_memory
+from csc.training.device import disable_malloc_trim
 {before}
 network, images, seconds = build_backbone(Backbone("tf_efficientnet_lite0")), torch.randn(32, 3, 128, 128), []
 for _ in range(6):
@@ -44,7 +44,7 @@ def shortcuts() -> list[Result]:
     """How much faster the code is with each shortcut than without it."""
     optimisers = ("torch.optim", "Adam"), ("csc.training.optimiser", "EagerAdam")
     plain, eager = (_seconds(FIRST_UPDATE.format(module=module, kind=kind)) for module, kind in optimisers)
-    given_back, kept = (_seconds(TRAINING_STEPS.format(before=before)) for before in ("", "keep_memory()"))
+    given_back, kept = (_seconds(TRAINING_STEPS.format(before=before)) for before in ("", "disable_malloc_trim()"))
     return [
         *(_folded(*case) for case in CASES),
         Result("shortcuts", "first update of a process", plain / eager, 2.0, "torch's Adam, which loads a compiler"),

@@ -27,7 +27,7 @@ from csc.data.loading import Batch, Batches
 from csc.data.order import Draw
 from csc.data.views import View
 from csc.methods import build_head
-from csc.methods.csc import CiGcn
+from csc.methods.csc import CigcnSettings
 from csc.nets.backbone import build_backbone
 from csc.nets.network import Network
 from csc.training.device import memory_format, to_device
@@ -124,7 +124,7 @@ class _Case:
             new=NEW,
             task=task,
             title="bench",
-            checkpoint=Path(tempfile.gettempdir()) / "never-written",
+            checkpoint_file=Path(tempfile.gettempdir()) / "never-written",
         )
         trainer._train_mode()
         images = self.images.contiguous(memory_format=torch.channels_last)  # as the loader makes them
@@ -173,7 +173,7 @@ class _Released(nn.Module):
     def __init__(self, case: _Case, classes: int) -> None:
         super().__init__()
         self.backbone = build_backbone(case.config.backbone)
-        channels, width = self.backbone.channels, case.config.of(CiGcn).width
+        channels, width = self.backbone.channels, case.config.group(CigcnSettings).width
         self.class_maps = nn.Conv2d(channels, classes, 1, bias=False)
         self.transform = nn.Conv2d(channels, width, 1)
         self.general_cm = nn.Conv1d(classes, classes, 1, bias=False)

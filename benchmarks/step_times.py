@@ -19,7 +19,7 @@ __all__ = ["install"]
 
 PACKAGES = ("torch", "timm", "torchvision", "mlflow", "kfp", "numpy", "pyarrow", "yaml", "PIL", "safetensors")
 WATCHED = {  # what a step spends its time on, by where it is implemented
-    "csc.tracking.registry": ("tracking", ["fetch_model", "keep_record", "log_model", "register_version"]),
+    "csc.tracking.registry": ("tracking", ["fetch_model", "keep_registered_task", "log_model", "register_version"]),
     "csc.tracking.runs": ("tracking", ["finish_scenario", "Tracker"]),
     "csc.serving.packaging": ("tracking", ["package_model"]),
     "csc.training.inference": ("computing", ["confidences"]),

@@ -34,9 +34,9 @@ __all__ = [
     "DatasetFacts",
     "Metrics",
     "Origin",
-    "Registered",
     "RegisteredTask",
-    "Run",
+    "RegisteredVersion",
+    "RunResults",
     "Split",
     "StudyData",
     "StudyOrder",
@@ -282,8 +282,8 @@ class TaskResult(_Contract, frozen=True):
             raise BadData(f"task {self.task}: no AP of {', '.join(missing)}; evaluate the task again")
 
 
-class Run(_Contract, frozen=True):
-    """A scenario run: what it was made from, and its tasks in order."""
+class RunResults(_Contract, frozen=True):
+    """The results of a scenario run: what it was made from, and its tasks in order."""
 
     scenario: str
     method: str
@@ -318,7 +318,7 @@ class Run(_Contract, frozen=True):
         return self.tasks[-1]
 
 
-class Registered(_Contract, frozen=True):
+class RegisteredVersion(_Contract, frozen=True):
     """A model version: what one task hands to the next."""
 
     name: str
@@ -341,5 +341,5 @@ class RegisteredTask(_Contract, frozen=True):
     refusal: ClassVar[type[CscError]] = BadModel
     made_by: ClassVar[str] = "register"
 
-    model: Registered
-    run: Run
+    model: RegisteredVersion
+    run: RunResults

@@ -26,7 +26,7 @@ from csc.config import resolve
 from csc.config.schema import Config
 from csc.errors import BadConfig, BadData, BadModel, BadScenario
 from csc.scenario import Scenario
-from csc.storage import read_json, sha256_file, writable
+from csc.storage import explain_write_errors, read_json, sha256_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -139,7 +139,7 @@ def save_tensors(tensors: "Mapping[str, Tensor]", path: Path, facts: dict[str, s
     except SafetensorError as error:
         if not (cause := re.search(r"\(os error (\d+)\)", str(error))):
             raise
-        with writable(path):
+        with explain_write_errors(path):
             raise OSError(int(cause[1]), os.strerror(int(cause[1]))) from None
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from csc.artifacts import Metrics, Run, TaskResult, Training
+from csc.artifacts import Metrics, RunResults, TaskResult, Training
 from csc.config import resolve
 from csc.data.dataset import Dataset
 from csc.data.evidence import Evidence, read_evidence
@@ -27,7 +27,7 @@ SCENARIO = "digits-b0c4"  # three tasks
 class Reported:
     """What the report of a run is made from, and what it was made from itself."""
 
-    run: Run
+    run: RunResults
     evidence: tuple[Evidence, ...]
     scores: Scores  # of the last task
     folder: Path
@@ -49,7 +49,7 @@ def reported(folder: Path, settings: Mapping[str, Any] | None = None) -> Reporte
         complete = Metrics(**(metrics.to_plain() | {"best_AP": best}))
         tasks.append(TaskResult(cut.index, cut.new, cut.seen, complete, train_images=4, seconds=1.5))
         evidence.append(read_evidence(task_folder / "evidence"))
-    run = Run(SCENARIO, card.method, 0, "scratch", data.fingerprint, "1.0", tuple(tasks))
+    run = RunResults(SCENARIO, card.method, 0, "scratch", data.fingerprint, "1.0", tuple(tasks))
     return Reported(run, tuple(evidence), Scores.read(folder / f"task-{len(cuts)}" / "scores"), folder)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from csc.artifacts import Metrics, Registered, RegisteredTask, Run, TaskResult, Training
+from csc.artifacts import Metrics, RegisteredTask, RegisteredVersion, RunResults, TaskResult, Training
 from csc.config import resolve
 from csc.data.views import View, write_view
 from csc.model import ModelCard
@@ -48,14 +48,14 @@ class Trained:
 
 def write_registered(file: Path, fingerprint: str, location: str = "") -> str:
     """Write the record of a registered base task, without a tracking server; return its path."""
-    record(Registered(f"{SCENARIO}-csc", "1", "m-1", fingerprint, "r-1", "r-0", location)).write(file)
+    record(RegisteredVersion(f"{SCENARIO}-csc", "1", "m-1", fingerprint, "r-1", "r-0", location)).write(file)
     return str(file)
 
 
-def record(model: Registered) -> RegisteredTask:
+def record(model: RegisteredVersion) -> RegisteredTask:
     """What is recorded of a registered base task."""
     result = TaskResult(1, ("0",), ("0",), metrics(("0",)), 10, 1.5)
-    return RegisteredTask(model, Run(SCENARIO, "csc", 0, "scratch", "d" * 64, "1.0", (result,)))
+    return RegisteredTask(model, RunResults(SCENARIO, "csc", 0, "scratch", "d" * 64, "1.0", (result,)))
 
 
 def metrics(classes: tuple[str, ...], first: float = 0.0) -> Metrics:

@@ -30,9 +30,9 @@ def evaluate(
 
     from csc.steps.evaluate import evaluate, roc_curve
 
-    before = prior.path if prior else ""
+    prior_path = prior.path if prior else ""
     files = [f"{scores.path}/{name}.parquet" for name in ("scores", "evidence")]
-    numbers = evaluate(model.path, test_view.path, files[0], metrics.path, before, features, files[1])
+    numbers = evaluate(model.path, test_view.path, files[0], metrics.path, prior_path, features, files[1])
     for name in ("mAP", "CF1", "OF1", "FPR", "forgetting"):
         metrics.log_metric(name, round(numbers[name], 2))
     roc.log_roc_curve(*roc_curve(files[0]))

@@ -26,7 +26,7 @@ def register(
     """
     from csc.steps.register import register
 
-    before = prior.path if prior else ""
+    prior_path = prior.path if prior else ""
     files = [f"{scores.path}/{name}.parquet" for name in ("evidence", "scores")]
-    facts = register(model.path, metrics.path, test_view.path, registered.path, before, *files)
+    facts = register(model.path, metrics.path, test_view.path, registered.path, prior_path, *files)
     registered.metadata.update(facts)

@@ -1,4 +1,4 @@
-"""Train the model of one task; the model before comes from the MLflow registry."""
+"""Train the model of one task; the prior model comes from the MLflow registry."""
 
 from kfp import dsl
 
@@ -28,5 +28,5 @@ def train(
     """
     from csc.steps.train import train
 
-    before = prior.path if prior else ""
-    model.metadata.update(train(config, split.path, train_view.path, model.path, before, checkpoints, features))
+    prior_path = prior.path if prior else ""
+    model.metadata.update(train(config, split.path, train_view.path, model.path, prior_path, checkpoints, features))

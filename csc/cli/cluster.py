@@ -71,8 +71,8 @@ def _logs(arguments: Namespace) -> int:
     from csc.pipelines.cluster.logs import choose_step
 
     remote = _remote(arguments)
-    view = remote.look()
-    print("\n".join(remote.log(view, choose_step(view, arguments.step))))
+    status = remote.look()
+    print("\n".join(remote.log(status, choose_step(status, arguments.step))))
     return 0
 
 
@@ -81,13 +81,13 @@ def _stop(arguments: Namespace) -> int:
     from csc.pipelines.cluster.run import outcome
 
     remote = _remote(arguments)
-    view = remote.look()
-    if view.run.state in ENDED:
-        print(f"nothing to stop: {outcome(view)}")
+    status = remote.look()
+    if status.run.state in ENDED:
+        print(f"nothing to stop: {outcome(status)}")
     else:
         remote.endpoint.terminate(remote.id)
         print("the run is being stopped; its pods end within their grace period")
-    killed = kill_tracked(view, remote.tracking_uri)
+    killed = kill_tracked(status, remote.tracking_uri)
     if killed is None:
         print("MLflow      does not answer: what this run has open there stays open")
     elif killed:
@@ -100,12 +100,12 @@ def _retry(arguments: Namespace) -> int:
     from csc.pipelines.cluster.endpoint import EndpointError
 
     remote = _remote(arguments)
-    view = remote.look()
+    status = remote.look()
     where = f"{remote.endpoint.host}: run {remote.id}"
-    if view.run.state not in FAILED:
-        state = single_line(view.run.state or "PENDING").lower()
+    if status.run.state not in FAILED:
+        state = single_line(status.run.state or "PENDING").lower()
         raise EndpointError(f"{where} is {state}; only a run that failed can be tried again")
-    if not view.named:
+    if not status.named:
         raise EndpointError(f"{where}: its workflow has grown over 1 MiB, which Kubeflow cannot write back; {_AGAIN}")
     try:
         remote.endpoint.retry(remote.id)

@@ -24,7 +24,7 @@ from csc.pipelines.profile import SHIPPED, Profile, on_this_machine, read_profil
 from csc.scenario import Scenario
 from csc.storage import absolute
 from csc.tracking.names import run_title
-from csc.tracking.versions import find_version, version_card
+from csc.tracking.versions import registered_card, registered_task_at
 from csc.version import code_version
 
 __all__ = ["EXTEND"]
@@ -49,7 +49,7 @@ def _arguments(parser: ArgumentParser) -> None:
 class _Extension:
     """What is to be learned on top of which model."""
 
-    before: RegisteredTask
+    prior: RegisteredTask
     card: ModelCard
     config: Config
     data: str
@@ -68,13 +68,22 @@ class _Extension:
     def inputs(self) -> dict[str, str]:
         """The run-time arguments of the pipeline."""
         config = differences(self.scenario.dataset, self.config)
-        return {"data": self.data, "test": self.test, "model": self.before.model.uri, "config": config}
+        return {"data": self.data, "test": self.test, "model": self.prior.model.uri, "config": config}
 
     def compile_to(self, package: Path, profile: Profile, on_cluster: bool = False) -> None:
         from csc.pipelines.extension import compile_extension
 
-        extended, old = self.before.model.fingerprint, bool(self.test)
-        compile_extension(self.scenario, self.task, self.config, extended, package, old, profile, on_cluster)
+        extended = self.prior.model.fingerprint
+        compile_extension(
+            self.scenario,
+            self.task,
+            self.config,
+            extended,
+            package,
+            tests_old=bool(self.test),
+            profile=profile,
+            on_cluster=on_cluster,
+        )
 
 
 def _extend(arguments: Namespace) -> int:
@@ -88,18 +97,18 @@ def _extend(arguments: Namespace) -> int:
     else:
         use_profile(profile)
     workdir = use_workdir(arguments.workdir)
-    before = find_version(arguments.model)
-    card, dataset = version_card(before), Dataset.open(absolute(arguments.data))
+    prior = registered_task_at(arguments.model)
+    card, dataset = registered_card(prior), Dataset.open(absolute(arguments.data))
     if card.data_fingerprint == dataset.fingerprint:
-        print(f"{before.model.uri} has learned this data set already: {', '.join(card.new)}; nothing to do")
+        print(f"{prior.model.uri} has learned this data set already: {', '.join(card.new)}; nothing to do")
         return 0
     _check_classes(arguments, card, dataset)
     config = _settings(arguments, card)
     test = absolute(arguments.test) if arguments.test else ""
-    extension = _Extension(before, card, config, absolute(arguments.data), test, dataset.classes)
+    extension = _Extension(prior, card, config, absolute(arguments.data), test, dataset.classes)
     display = display_for(arguments, [*card.groups, len(dataset.classes)])
     new = ", ".join(dataset.classes)
-    display.say(f"{before.model.uri} knows {len(card.classes)} classes; task {extension.task} brings {new}")
+    display.say(f"{prior.model.uri} knows {len(card.classes)} classes; task {extension.task} brings {new}")
     if not test:
         display.say("old classes have no labels in the new data and are not judged; --test names data that have some")
     if config.backbone.frozen and not method_class(config.method).solves:
@@ -110,12 +119,12 @@ def _extend(arguments: Namespace) -> int:
 
 
 def _run(arguments: Namespace, profile: Profile, workdir: Path, extension: _Extension, display: Display) -> int:
-    scenario, config, before = extension.scenario.name, extension.config, extension.before.model
+    scenario, config, prior = extension.scenario.name, extension.config, extension.prior.model
     preflight(config, workdir, in_containers=arguments.runner == "docker")
-    key = config.fingerprint(scenario, extension.data, extension.test, before.fingerprint)
+    key = config.fingerprint(scenario, extension.data, extension.test, prior.fingerprint)
     name = f"{scenario}-{config.method}-seed{config.seed}-{key}"
     inputs = extension.inputs
-    facts = {"scenario": scenario, "data": extension.data, "config": inputs["config"], "extended": before.fingerprint}
+    facts = {"scenario": scenario, "data": extension.data, "config": inputs["config"], "extended": prior.fingerprint}
 
     def compile_to(package: Path) -> None:
         extension.compile_to(package, on_this_machine(profile))
@@ -124,8 +133,8 @@ def _run(arguments: Namespace, profile: Profile, workdir: Path, extension: _Exte
     if run is None:
         return 1
     fingerprint = Dataset.open(extension.data).fingerprint
-    made_by = config.run_key(scenario, fingerprint, code_version(), before.fingerprint)
-    show_results(arguments, run, workdir / f"{name}.html", before.name, made_by, extension.task)
+    made_by = config.run_key(scenario, fingerprint, code_version(), prior.fingerprint)
+    show_results(arguments, run, workdir / f"{name}.html", prior.name, made_by, extension.task)
     return 0
 
 

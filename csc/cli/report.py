@@ -27,12 +27,12 @@ def _report(arguments: Namespace) -> int:
     from csc.tracking.tracked_run import find_run, max_entropy_pair
 
     found = find_run(arguments.run)
-    if found.record is None:
+    if found.registered_task is None:
         raise BadData(f"run {found.name}: no task is finished yet, so there is nothing to report")
     page = output or local_path(arguments.workdir) / f"{page_name(found.scenario, found.config)}.html"
     evidence, old_classes = fetch_evidence(found.run_id), fetch_old_classes(found.run_id)
-    write_bytes(page, render(found.record.run, evidence, max_entropy_pair(found.run_id), old_classes).encode())
-    print(f"{text_table(found.record.run)}\n\nreport    {page}")
+    write_bytes(page, render(found.registered_task.run, evidence, max_entropy_pair(found.run_id), old_classes).encode())
+    print(f"{text_table(found.registered_task.run)}\n\nreport    {page}")
     return 0
 
 

@@ -26,7 +26,7 @@ from csc.pipelines.window import Window
 from csc.scenario import CLASS_COUNTS, PAPER_SCENARIOS, Scenario
 from csc.storage import absolute, local_path, write_bytes
 from csc.tracking.names import changed_settings, model_name, page_name, settings_text
-from csc.tracking.registry import find_record, point_aliases
+from csc.tracking.registry import find_registered_task, point_aliases
 from csc.tracking.server import nothing_tracked
 from csc.version import code_version
 
@@ -281,8 +281,8 @@ def show_results(arguments: Namespace, run: "LocalRun", page: Path, model: str, 
     """
     write_bytes(page, run.page.read_bytes())
     if arguments.json:
-        shown, record = point_aliases(model, key), find_record(model, task, key)
-        results = {"summary": record.run.summary, "run": record.run.to_plain()} if record else {}
+        shown, last = point_aliases(model, key), find_registered_task(model, task, key)
+        results = {"summary": last.run.summary, "run": last.run.to_plain()} if last else {}
         files = {"model": shown.uri, "alias": shown.alias, "report": str(page)}
         print(json.dumps({**files, **results, "reused": run.reused, "seconds": run.seconds}))
         return

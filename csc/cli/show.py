@@ -37,18 +37,18 @@ def _show(arguments: Namespace) -> int:
     started = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started / 1000))
     print(f"{printable(run.name)} · {run.status.lower()} · started {started} · run {run.run_id}")
     print(f"settings  {_changes(run)}")
-    if run.record is None:
+    if run.registered_task is None:
         print("no task is finished yet")
         return 0
-    print(f"model     {run.record.model.uri}")
-    print(f"\n{text_table(run.record.run)}\n")
-    for finding in findings(run.record.run):
+    print(f"model     {run.registered_task.model.uri}")
+    print(f"\n{text_table(run.registered_task.run)}\n")
+    for finding in findings(run.registered_task.run):
         print(textwrap.fill(printable(finding.text), WIDTH, initial_indent=" • ", subsequent_indent="   "))
     print()
     if old_classes := fetch_old_classes(run.run_id):
         print(f"{old_classes_text(old_classes)}\n")
     print("AP of each class after each task")
-    tasks = run.record.run.tasks
+    tasks = run.registered_task.run.tasks
     width = max(len(printable(name)) for name in tasks[-1].seen)
     for name in tasks[-1].seen:
         print(f" {printable(name):<{width}}  {_class_line(name, tasks)}")

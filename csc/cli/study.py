@@ -16,7 +16,7 @@ from csc.data.ingest.digits import VERSION, ingest_digits
 from csc.data.published import benchmark_note
 from csc.errors import BadConfig, BadData
 from csc.pipelines.local.interrupts import interruptible
-from csc.pipelines.local.lock import make_writable
+from csc.pipelines.local.lock import make_workdir
 from csc.pipelines.profile import SHIPPED as PROFILES
 from csc.pipelines.profile import Profile, read_profile, run_defaults
 from csc.scenario import CLASS_COUNTS, Scenario
@@ -266,7 +266,7 @@ def _run(arguments: Namespace, study: Study, left: Sequence[Cell], profile: Prof
     print(f"the output of each run is in {workdir / 'logs'}", flush=True)
     options = ["--runner", arguments.runner, *(["--verbose"] if arguments.verbose else [])]
     options += ["--profile", arguments.profile] if arguments.profile else []
-    make_writable(workdir)
+    make_workdir(workdir)
     reach()  # makes the database, which runs that begin together would all try
     with interruptible():
         return run_cells(

@@ -14,7 +14,7 @@ from csc.cli.serve import listening
 from csc.cli.workdir import tracked_workdir, workdir_argument
 from csc.errors import TrackingError
 from csc.report.text import single_line
-from csc.tracking.queries import with_views
+from csc.tracking.queries import add_saved_views
 from csc.tracking.server import without_secrets
 from csc.tracking.views import view_path
 
@@ -29,7 +29,7 @@ def _arguments(parser: ArgumentParser) -> None:
 def _run(arguments: Namespace) -> int:
     uri = tracked_workdir(arguments.workdir)
     if uri.startswith(("http://", "https://")):  # its pages are there already
-        _print_views(without_secrets(uri).rstrip("/"), with_views())
+        _print_views(without_secrets(uri).rstrip("/"), add_saved_views())
         return 0
     with listening("127.0.0.1", arguments.port) as listener:  # says in one line if the port is taken
         port = listener.getsockname()[1]
@@ -41,7 +41,7 @@ def _run(arguments: Namespace) -> int:
     with subprocess.Popen([*command, "--workers", "1", "--backend-store-uri", uri], env=environment) as server:
         signal.signal(signal.SIGTERM, lambda *_: server.terminate())
         try:
-            experiments = with_views()  # while the server starts
+            experiments = add_saved_views()  # while the server starts
             _wait_for(address, server)
             _print_views(address, experiments)
             print(f"MLflow on {address} (stop with Ctrl-C)", flush=True)

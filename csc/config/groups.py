@@ -15,7 +15,7 @@ __all__ = [
     "Input",
     "Loss",
     "MaxEntropy",
-    "Memory",
+    "MemorySettings",
     "NotNegative",
     "Register",
     "ReleaseQuirks",
@@ -152,7 +152,7 @@ class MaxEntropy(Settings, frozen=True):
     reduction: Literal["sum", "mean"] = "sum"
 
 
-class Memory(Settings, frozen=True):
+class MemorySettings(Settings, frozen=True):
     """What is kept of a task's images for later tasks, and how it is replayed.
 
     For `herding` and `random` a total is split evenly. `concat` adds the exemplars to the task's images, `batch` draws

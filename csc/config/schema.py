@@ -19,7 +19,7 @@ from csc.config.groups import (
     Input,
     Loss,
     MaxEntropy,
-    Memory,
+    MemorySettings,
     Register,
     ReleaseQuirks,
     Settings,
@@ -72,7 +72,7 @@ class Config(Settings, frozen=True):
     max_entropy: MaxEntropy = MaxEntropy()
     release_quirks: ReleaseQuirks = ReleaseQuirks()
     register: Register = Register()
-    memory: ClassVar[Memory] = Memory()  # of methods that never replay; others have a group of this name
+    memory: ClassVar[MemorySettings] = MemorySettings()  # of methods that never replay; others have such a group
     statistics: ClassVar[Statistics] = Statistics()  # likewise, of methods that draw no features
 
     def __post_init__(self) -> None:
@@ -105,7 +105,7 @@ class Config(Settings, frozen=True):
         chosen = self.train.batch_norm
         return chosen if chosen != "auto" else "live" if self.init == "scratch" else "frozen"
 
-    def of(self, kind: type[_Group]) -> _Group:
+    def group(self, kind: type[_Group]) -> _Group:
         """The group of a type that a method or a head declares."""
         return next(group for group in msgspec.structs.astuple(self) if isinstance(group, kind))
 

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from csc.errors import BadConfig, BadData
-from csc.storage import download, local_path, locked, sha256_file, writable
+from csc.storage import download, explain_write_errors, local_path, locked, sha256_file
 
 __all__ = ["NodeCache"]
 
@@ -42,7 +42,7 @@ class NodeCache:
     def __init__(self, root: Path, limit_bytes: int) -> None:
         self.root = root
         self.limit_bytes = limit_bytes
-        with writable(root):
+        with explain_write_errors(root):
             for name in ("partial", "locks"):
                 (root / name).mkdir(parents=True, exist_ok=True)
 
@@ -71,7 +71,7 @@ class NodeCache:
         entry = self.root / key
         with contextlib.ExitStack() as entry_lock:
             if not _is_complete(entry, size):
-                with writable(self.root):
+                with explain_write_errors(self.root):
                     entry_lock.enter_context(locked(self._lock(key)))
                     if not _is_complete(entry, size):  # else another process has fetched it while this one waited
                         copy = self._reserve(key, size)
@@ -181,7 +181,7 @@ def _root() -> Path:
     """The folder named by the environment, else one that this user can write to."""
     if named := os.environ.get("CSC_CACHE"):
         root = local_path(named).absolute()
-        with writable(root):
+        with explain_write_errors(root):
             root.mkdir(parents=True, exist_ok=True)
         return root
     with contextlib.suppress(OSError, RuntimeError):  # no home, or a read-only one
@@ -190,7 +190,7 @@ def _root() -> Path:
         if os.access(root, os.W_OK):
             return root
     root = Path(tempfile.gettempdir()) / f"csc-{os.getuid()}"
-    with writable(root):
+    with explain_write_errors(root):
         root.mkdir(mode=0o700, exist_ok=True)
     if root.stat().st_uid != os.getuid():  # anybody could have put files there
         raise BadData(f"{root}: belongs to another user; set CSC_CACHE to a folder of your own")

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from csc.errors import BadData
-from csc.storage import atomic_file, regular
+from csc.storage import atomic_file, regular_file
 
 __all__ = ["KINDS", "THRESHOLDS", "Evidence", "EvidenceImage", "Reliability", "TaskFacts", "read_evidence"]
 
@@ -118,7 +118,7 @@ class Evidence:
     facts: TaskFacts
     images: tuple[EvidenceImage, ...]
 
-    def of(self, kind: str, name: str = "") -> list[EvidenceImage]:
+    def images_of(self, kind: str, name: str = "") -> list[EvidenceImage]:
         """The images of a kind, of one class or of all."""
         return [image for image in self.images if image.kind == kind and name in ("", image.name)]
 
@@ -137,7 +137,7 @@ class Evidence:
 def read_evidence(path: str | Path) -> Evidence:
     """Read what `Evidence.write` wrote."""
     try:
-        table = pq.ParquetFile(regular(path), page_checksum_verification=True).read()
+        table = pq.ParquetFile(regular_file(path), page_checksum_verification=True).read()
         facts = msgspec.json.decode(table.schema.metadata[_METADATA_KEY], type=TaskFacts)
         if not table.schema.equals(_SCHEMA):
             raise ValueError(f"columns {', '.join(table.column_names)}")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Draw", "Plan", "draw_exemplars", "order", "rows_and_draws", "task_seed"]
+__all__ = ["Draw", "Plan", "draw_exemplars", "epoch_batches", "rows_and_draws", "task_seed"]
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def task_seed(seed: int, task: int) -> int:
     return seed * 1_000 + task
 
 
-def order(count: int, batch_size: int, seed: int, epoch: int, *, shuffle: bool = True) -> list[list[int]]:
+def epoch_batches(count: int, batch_size: int, seed: int, epoch: int, *, shuffle: bool = True) -> list[list[int]]:
     """The rows of each batch of an epoch; a last batch of one image is left out, batch-norm cannot use it."""
     rows = np.random.default_rng([seed, epoch]).permutation(count) if shuffle else np.arange(count)
     batches = [rows[start : start + batch_size].tolist() for start in range(0, count, batch_size)]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from csc.errors import BadData
-from csc.storage import atomic_file, regular
+from csc.storage import atomic_file, regular_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,7 +38,7 @@ class Scores:
         from csc.data.columns import to_numpy
 
         try:
-            table = pq.ParquetFile(regular(path), page_checksum_verification=True).read()
+            table = pq.ParquetFile(regular_file(path), page_checksum_verification=True).read()
             classes = tuple(name.removeprefix(_SCORE) for name in table.column_names if name.startswith(_SCORE))
             if table.column_names[1:] != [kind + name for kind in (_SCORE, _TARGET) for name in classes]:
                 raise ValueError("not one column of scores and one of targets for each class")

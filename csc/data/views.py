@@ -22,7 +22,7 @@ from csc.data.dataset import Dataset
 from csc.data.published import benchmark_note
 from csc.errors import BadData
 from csc.scenario import Task
-from csc.storage import atomic_file, regular
+from csc.storage import atomic_file, regular_file
 
 __all__ = ["View", "read_view", "test_view", "train_view", "write_view"]
 
@@ -160,7 +160,7 @@ def write_view(view: View, path: Path) -> None:
 def read_view(path: str | Path) -> View:
     """Read a view back; one whose content is not what was written is refused."""
     try:
-        table = pq.ParquetFile(regular(path)).read()
+        table = pq.ParquetFile(regular_file(path)).read()
         facts = msgspec.json.decode((table.schema.metadata or {}).get(_METADATA_KEY, b"{}"), type=_Facts)
         _check(table, len(facts.classes))
         if _digest(table, facts) != facts.digest:

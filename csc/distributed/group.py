@@ -1,7 +1,7 @@
 """Several processes that train or score as one: data-parallel, with the loss curve of a single process.
 
-A batch of `order()` is sharded row by row: rank r of w takes its rows r, r + w, r + 2w, … and may get none of a batch
-smaller than w. Three things make w processes compute what one would:
+A batch is sharded row by row: rank r of w takes its rows r, r + w, r + 2w, … and may get none of a batch smaller than
+w. Three things make w processes compute what one would:
 
 Loss. A mean over a rank's own rows, averaged over ranks, is the mean over the batch only if all ranks have equally
 many rows, and a loss need not be a mean. So every rank computes the loss L on the logits z of the whole batch

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from csc.nets.network import Outputs
     from csc.training.objective import Objective
 
-__all__ = ["AGCN", "Agcn"]
+__all__ = ["AGCN", "AgcnSettings"]
 
 
-class Agcn(Settings, frozen=True):
+class AgcnSettings(Settings, frozen=True):
     """Weight of the preserved relations; for `head=label_graph` also the word vectors and the hidden width.
 
     `embeddings` names an .npz file with `classes` and `vectors`; `random` takes fixed random vectors.
@@ -40,10 +40,10 @@ class Agcn(Settings, frozen=True):
 def _label_graph(config: Config, features: int, groups: Sequence[int]) -> "Head":
     from csc.nets.label_graph import LabelGraph
 
-    return LabelGraph(features, sum(groups), config.of(Agcn).width)
+    return LabelGraph(features, sum(groups), config.group(AgcnSettings).width)
 
 
-HEADS["label_graph"] = HeadKind(_label_graph, Agcn)
+HEADS["label_graph"] = HeadKind(_label_graph, AgcnSettings)
 
 
 @register
@@ -57,7 +57,7 @@ class AGCN(LwF):
 
     name = "agcn"
     heads = ("ci_gcn", "label_graph")
-    own_settings = (Agcn, Statistics)
+    own_settings = (AgcnSettings, Statistics)
     needs_intermediates = True
 
     @staticmethod
@@ -69,7 +69,7 @@ class AGCN(LwF):
     def begin(self, objective: "Objective") -> None:
         """Give the new classes their word vectors."""
         super().begin(objective)
-        embeddings = self.config.of(Agcn).embeddings
+        embeddings = self.config.group(AgcnSettings).embeddings
         if self.config.head == "label_graph" and embeddings != "random":
             vectors = _word_vectors(embeddings, objective.classes)
             objective.network.head.get_buffer("embeddings").copy_(vectors)
@@ -86,7 +86,7 @@ class AGCN(LwF):
         """CE, KD and the preserved relations of one batch."""
         terms = super().terms(inputs)
         for name, values in inputs.distances.items():
-            terms[name] = self.config.of(Agcn).relations * values.mean()
+            terms[name] = self.config.group(AgcnSettings).relations * values.mean()
         return terms
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from csc.config.groups import Loss, Memory, Settings
+from csc.config.groups import Loss, MemorySettings, Settings
 from csc.config.schema import Config
 from csc.errors import BadConfig
 
@@ -88,7 +88,7 @@ class Method:
     name: ClassVar[str]
     heads: ClassVar[tuple[str, ...]] = ("linear", "ci_gcn")  # that it can build, the usual one first
     loss_settings: ClassVar[type[Loss]] = Loss
-    memory_settings: ClassVar[type[Memory] | None] = Memory  # none if it never replays
+    memory_settings: ClassVar[type[MemorySettings] | None] = MemorySettings  # none if it never replays
     own_settings: ClassVar[tuple[type[Settings], ...]] = ()  # groups that it reads, and its head may
     facts: ClassVar[tuple[str, ...]] = ()  # settings that it has to know of a data set
     takes_frozen_backbone: ClassVar[bool] = True
@@ -97,7 +97,7 @@ class Method:
     needs_intermediates: ClassVar[bool] = False  # `distances` wants more of the networks than logits
     stores_logits: ClassVar[bool] = False  # an exemplar is kept with what the finished model says of it
     solves: ClassVar[bool] = False  # `solve` gives the head its weights; updates are made only for the backbone
-    draws: ClassVar[int] = 1  # independent batches of exemplars at each update, with `memory.replay=batch`
+    replay_batches: ClassVar[int] = 1  # independent ones of exemplars at each update, with `memory.replay=batch`
 
     def __init__(self, config: Config, state: "Mapping[str, Tensor] | None" = None) -> None:
         self.config = config
@@ -105,10 +105,11 @@ class Method:
 
     @classmethod
     def groups(cls, head: str) -> dict[str, type[Settings]]:
-        """The groups of settings that a run adds to those of all runs; the name of a group is that of its type."""
-        own = (HEADS[head].settings, *cls.own_settings)
+        """The groups of settings that a run adds to those of all runs; `KrtSettings` are the group `krt`."""
         memory = {"memory": cls.memory_settings} if cls.memory_settings is not None else {}
-        return {"loss": cls.loss_settings, **memory, **{kind.__name__.lower(): kind for kind in own if kind}}
+        kinds = [kind for kind in (HEADS[head].settings, *cls.own_settings) if kind is not None]
+        own = {kind.__name__.removesuffix("Settings").lower(): kind for kind in kinds}
+        return {"loss": cls.loss_settings, **memory, **own}
 
     @classmethod
     def check(cls, config: Config) -> None:

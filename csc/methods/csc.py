@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
     from csc.nets.head import Head
 
-__all__ = ["CSC", "CiGcn"]
+__all__ = ["CSC", "CigcnSettings"]
 
 
-class CiGcn(Settings, frozen=True, kw_only=False):
+class CigcnSettings(Settings, frozen=True, kw_only=False):
     """The class-incremental graph network; every ablation of the paper's table 5 is a value here.
 
     The other values are other readings of the paper; `rank` and `divide_specific` are ours.
@@ -54,10 +54,10 @@ class CiGcn(Settings, frozen=True, kw_only=False):
 def _ci_gcn(config: Config, features: int, groups: Sequence[int]) -> "Head":
     from csc.nets.ci_gcn import CIGCN
 
-    return CIGCN(features, sum(groups), config.of(CiGcn))
+    return CIGCN(features, sum(groups), config.group(CigcnSettings))
 
 
-HEADS["ci_gcn"] = HeadKind(_ci_gcn, CiGcn)
+HEADS["ci_gcn"] = HeadKind(_ci_gcn, CigcnSettings)
 
 
 @register

@@ -6,15 +6,15 @@ from csc.config.groups import NotNegative, Settings
 from csc.config.schema import Config
 from csc.methods import register
 from csc.methods.base import LossInputs
-from csc.methods.er import ER, Exemplars
+from csc.methods.er import ER, RequiredMemorySettings
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["DERpp", "Derpp"]
+__all__ = ["DERpp", "DerppSettings"]
 
 
-class Derpp(Settings, frozen=True):
+class DerppSettings(Settings, frozen=True):
     """Weights of the stored logits and of the stored labels.
 
     Attributes:
@@ -26,7 +26,7 @@ class Derpp(Settings, frozen=True):
     beta: NotNegative = 0.5
 
 
-class DrawnExemplars(Exemplars, frozen=True):
+class DrawnMemorySettings(RequiredMemorySettings, frozen=True):
     """A memory whose exemplars are drawn with each batch."""
 
     replay: Literal["batch"] = "batch"
@@ -42,10 +42,10 @@ class DERpp(ER):
     """
 
     name = "derpp"
-    memory_settings = DrawnExemplars
-    own_settings = (Derpp,)
+    memory_settings = DrawnMemorySettings
+    own_settings = (DerppSettings,)
     stores_logits = True
-    draws = 2
+    replay_batches = 2
 
     def terms(self, inputs: LossInputs) -> "dict[str, Tensor]":
         """The classification loss of the batch over all classes, whatever `memory.unknown` says of exemplars."""
@@ -60,7 +60,7 @@ class DERpp(ER):
         """The stored logits of one draw, the labels of the other."""
         if not inputs.replays:
             return {}
-        weights, (dark, labelled) = self.config.of(Derpp), inputs.replays
+        weights, (dark, labelled) = self.config.group(DerppSettings), inputs.replays
         squares = (dark.logits - dark.stored_logits).square() * dark.stored[: len(dark.logits)]
         distance = squares.sum() / dark.stored.sum().clamp(min=1) / inputs.share
         if self.config.loss.form == "asl":

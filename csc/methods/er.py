@@ -2,17 +2,17 @@
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from csc.config.groups import Memory
+from csc.config.groups import MemorySettings
 from csc.methods import register
 from csc.methods.base import LossInputs, Method
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["ER", "Exemplars"]
+__all__ = ["ER", "RequiredMemorySettings"]
 
 
-class Exemplars(Memory, frozen=True):
+class RequiredMemorySettings(MemorySettings, frozen=True):
     """A memory that there must be."""
 
     sampler: Literal["random", "herding", "reservoir", "prs", "ocdm"] = "random"
@@ -29,7 +29,7 @@ class ER(Method):
     """
 
     name = "er"
-    memory_settings: ClassVar[type[Memory] | None] = Exemplars
+    memory_settings: ClassVar[type[MemorySettings] | None] = RequiredMemorySettings
 
     def terms(self, inputs: LossInputs) -> "dict[str, Tensor]":
         """The classification loss of one batch."""

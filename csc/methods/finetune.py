@@ -32,5 +32,5 @@ class FineTune(Method):
 
     def terms(self, inputs: LossInputs) -> "dict[str, Tensor]":
         """The classification loss of one batch."""
-        first = inputs.old if self.config.of(FineTuneLoss).old_labels == "masked" else 0
+        first = inputs.old if self.config.group(FineTuneLoss).old_labels == "masked" else 0
         return {"ce": self.classify(inputs, inputs.logits[:, first:], inputs.targets[:, first:])}

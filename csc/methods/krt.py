@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from csc.nets.network import Network, Outputs
     from csc.training.objective import Objective
 
-__all__ = ["KRT", "Krt", "threshold_for", "thresholds_for"]
+__all__ = ["KRT", "KrtSettings", "threshold_for", "thresholds_for"]
 
 STEP, STEPS, TOLERANCE = 0.005, 100, 0.1
 LOWEST, HIGHEST = 1e-4, 0.999999
 
 
-class Krt(Settings, frozen=True):
+class KrtSettings(Settings, frozen=True):
     """The cross-attention head, the weight that keeps its old tokens' answers, and the pseudo-label threshold.
 
     Attributes:
@@ -54,10 +54,10 @@ class Krt(Settings, frozen=True):
 def _attention(config: Config, features: int, groups: Sequence[int]) -> "Head":
     from csc.nets.attention import IncrementalCrossAttention
 
-    return IncrementalCrossAttention(features, groups, config.of(Krt))
+    return IncrementalCrossAttention(features, groups, config.group(KrtSettings))
 
 
-HEADS["attention"] = HeadKind(_attention, Krt)
+HEADS["attention"] = HeadKind(_attention, KrtSettings)
 
 
 @register
@@ -77,14 +77,14 @@ class KRT(Method):
 
     name = "krt"
     heads = ("attention", "linear")
-    own_settings = (Krt, Statistics)
+    own_settings = (KrtSettings, Statistics)
     facts = ("krt.labels_per_image", "krt.of_classes")
     needs_prior = True
     needs_intermediates = True
 
     def __init__(self, config: Config, state: "Mapping[str, Tensor] | None" = None) -> None:
         super().__init__(config, state)
-        self.settings = config.of(Krt)
+        self.settings = config.group(KrtSettings)
         # η, as the last task left it; or one for each old class
         self.threshold: float | Tensor = float(self.state.get("threshold", self.settings.threshold))
 

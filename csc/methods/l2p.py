@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from csc.nets.network import Outputs
     from csc.nets.prompts import PromptedBackbone
 
-__all__ = ["L2P", "L2p"]
+__all__ = ["L2P", "L2pSettings"]
 
 
-class L2p(Settings, frozen=True):
+class L2pSettings(Settings, frozen=True):
     """A pool of prompts for a frozen transformer, and the pull of the chosen keys towards the images.
 
     Attributes:
@@ -39,7 +39,7 @@ class L2p(Settings, frozen=True):
             raise BadConfig(f"l2p.chosen={self.chosen}: the pool has {self.pool} prompts")
 
 
-HEADS["prompts"] = HeadKind(HEADS["linear"].build, L2p)
+HEADS["prompts"] = HeadKind(HEADS["linear"].build, L2pSettings)
 
 
 @register
@@ -52,7 +52,7 @@ class L2P(Method):
 
     name = "l2p"
     heads = ("prompts",)
-    own_settings = (L2p,)
+    own_settings = (L2pSettings,)
     takes_frozen_backbone = False  # it brings its own, which is frozen but for the prompts
     needs_intermediates = True
 
@@ -61,7 +61,7 @@ class L2P(Method):
         """The transformer with its pool of prompts."""
         from csc.nets.prompts import PromptedBackbone
 
-        return PromptedBackbone(backbone, config.of(L2p))
+        return PromptedBackbone(backbone, config.group(L2pSettings))
 
     def distances(self, learner: "Outputs", prior: "Outputs | None") -> "dict[str, Tensor]":
         """Per image: similarity to the chosen keys."""
@@ -71,5 +71,5 @@ class L2P(Method):
         """The classification loss of the new classes, and the pull of the chosen keys towards the images."""
         terms = {"ce": self.classify(inputs, inputs.logits[:, inputs.old :], inputs.targets[:, inputs.old :])}
         for name, values in inputs.distances.items():
-            terms[name] = -self.config.of(L2p).pull * values.mean()
+            terms[name] = -self.config.group(L2pSettings).pull * values.mean()
         return terms

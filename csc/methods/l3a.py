@@ -5,17 +5,17 @@ from typing import TYPE_CHECKING, Literal
 from csc.config.groups import AtLeast0, NotNegative, Unit
 from csc.methods import register
 from csc.methods.base import HEADS, HeadKind
-from csc.methods.ridge import Ridge, RidgeRegression
+from csc.methods.ridge import RidgeRegression, RidgeSettings
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from csc.training.objective import Objective
 
-__all__ = ["L3A", "L3a"]
+__all__ = ["L3A", "L3aSettings"]
 
 
-class L3a(Ridge, frozen=True):
+class L3aSettings(RidgeSettings, frozen=True):
     """The closed form as published, and its two ablations.
 
     Without weights and pseudo-labels it is plain ACIL.
@@ -34,7 +34,7 @@ class L3a(Ridge, frozen=True):
     pseudo_labels: Unit = 0.7
 
 
-HEADS["l3a"] = HeadKind(HEADS["ridge"].build, L3a)
+HEADS["l3a"] = HeadKind(HEADS["ridge"].build, L3aSettings)
 
 
 @register
@@ -71,7 +71,7 @@ class L3A(RidgeRegression):
         """
         import torch
 
-        settings = self.config.of(L3a)
+        settings = self.config.group(L3aSettings)
         if prior is not None and settings.pseudo_labels:
             old = prior.shape[1]
             pseudo = ((h @ prior).sigmoid() > settings.pseudo_labels) & (fresh > 0).unsqueeze(1)

@@ -51,13 +51,13 @@ class LwF(Method):
     @staticmethod
     def unread(config: Config) -> frozenset[str]:
         """Without KD there is nothing to weigh labels against; only CE of new classes is adjusted."""
-        old_labels = config.of(Distillation).old_labels
+        old_labels = config.group(Distillation).old_labels
         unread = {"loss.alpha", "loss.alpha_power"} if old_labels != "kd" else set()
         return Method.unread(config) | unread | ({"loss.logit_adjustment"} if old_labels == "negative" else set())
 
     def begin(self, objective: "Objective") -> None:
         """Work out the adjustment of logits, if the settings ask for one."""
-        if weight := self.config.of(Distillation).logit_adjustment:
+        if weight := self.config.group(Distillation).logit_adjustment:
             log_odds = objective.labels().mean(0).logit(eps=0.001)
             log_odds[: -objective.new] = 0
             self.adjustment = (weight * log_odds).to(objective.device)
@@ -69,7 +69,7 @@ class LwF(Method):
 
     def alpha(self, inputs: LossInputs) -> float:
         """α, or what the schedule makes of it."""
-        settings = self.config.of(Distillation)
+        settings = self.config.group(Distillation)
         if not settings.alpha_power or not inputs.old:
             return settings.alpha
         weight: float = settings.alpha * (inputs.old / inputs.new) ** settings.alpha_power
@@ -77,13 +77,13 @@ class LwF(Method):
 
     def label_loss(self, inputs: LossInputs) -> "Tensor":
         """CE of the labels that there are; with `old_labels=negative` of all classes."""
-        if self.config.of(Distillation).old_labels == "negative":
+        if self.config.group(Distillation).old_labels == "negative":
             return self.classify(inputs, inputs.logits, inputs.targets)
         return self.classify_known(replace(inputs, logits=inputs.logits + self.adjustment))
 
     def prior_loss(self, inputs: LossInputs) -> "Tensor | None":
         """KD of the old classes whose labels are not known; none in the base task, or if the settings say so."""
-        if self.config.of(Distillation).old_labels != "kd" or inputs.prior_logits is None:
+        if self.config.group(Distillation).old_labels != "kd" or inputs.prior_logits is None:
             return None
         unknown = None if inputs.known is None else ~inputs.known[:, : inputs.old]
         return self.distil(inputs, inputs.logits[:, : inputs.old], inputs.prior_logits.sigmoid(), unknown)

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from csc.nets.network import Network
     from csc.training.objective import Objective
 
-__all__ = ["Oewc", "OnlineEWC"]
+__all__ = ["OewcSettings", "OnlineEWC"]
 
 
-class Oewc(Settings, frozen=True):
+class OewcSettings(Settings, frozen=True):
     """Strength of the penalty, decay of the Fisher information, and how it is estimated.
 
     Attributes:
@@ -42,7 +42,7 @@ class OnlineEWC(FineTune):
     """
 
     name = "oewc"
-    own_settings = (Oewc,)
+    own_settings = (OewcSettings,)
 
     def begin(self, objective: "Objective") -> None:
         """Refuse a prior model of which nobody knows which weights mattered."""
@@ -64,7 +64,7 @@ class OnlineEWC(FineTune):
             return {}
         fishers = [self._on(value, f"fisher.{name}") for name, value in held.items()]
         stars = [self._on(value, f"star.{name}") for name, value in held.items()]
-        return {"ewc": self.config.of(Oewc).weight * quadratic_penalty(fishers, stars, list(held.values()))}
+        return {"ewc": self.config.group(OewcSettings).weight * quadratic_penalty(fishers, stars, list(held.values()))}
 
     def finish(self, objective: "Objective") -> None:
         """Estimate the Fisher information of the task and keep the weights."""
@@ -72,11 +72,11 @@ class OnlineEWC(FineTune):
 
         from csc.methods.losses import binary_cross_entropy
 
-        network, settings = objective.network.eval(), self.config.of(Oewc)
+        network, settings = objective.network.eval(), self.config.group(OewcSettings)
         learned = {name: value for name, value in network.named_parameters() if value.requires_grad}
         fisher: dict[str, Tensor] = {}
         images = 0
-        for batch in objective.plain_batches(settings.batch_size, settings.samples):
+        for batch in objective.sample_batches(settings.batch_size, settings.samples):
             logits, targets = network(batch.images)[:, -objective.new :], batch.targets[:, -objective.new :]
             likelihood = -objective.new * binary_cross_entropy(logits, targets)  # Σ over classes, mean over images
             gradients = torch.autograd.grad(likelihood, list(learned.values()), allow_unused=True)

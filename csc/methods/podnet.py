@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from csc.config.groups import Memory, NotNegative, Settings
+from csc.config.groups import MemorySettings, NotNegative, Settings
 from csc.methods import register
 from csc.methods.base import LossInputs
 from csc.methods.er import ER
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
     from csc.nets.network import Outputs
 
-__all__ = ["PODNet", "Podnet"]
+__all__ = ["PODNet", "PodnetSettings"]
 
 
-class Podnet(Settings, frozen=True):
+class PodnetSettings(Settings, frozen=True):
     """Weights of the pooled maps and of the final features.
 
     Attributes:
@@ -37,8 +37,8 @@ class PODNet(ER):
     """
 
     name = "podnet"
-    memory_settings = Memory
-    own_settings = (Podnet,)
+    memory_settings = MemorySettings
+    own_settings = (PodnetSettings,)
     needs_prior = True
     needs_intermediates = True
 
@@ -57,7 +57,7 @@ class PODNet(ER):
     def terms(self, inputs: LossInputs) -> "dict[str, Tensor]":
         """The classification loss of one batch, and how far the backbone has moved."""
         terms = super().terms(inputs)
-        settings = self.config.of(Podnet)
+        settings = self.config.group(PodnetSettings)
         weights = {"spatial": settings.spatial, "flat": settings.flat}
         growth = (inputs.logits.shape[1] / inputs.new) ** 0.5
         for name, values in inputs.distances.items():

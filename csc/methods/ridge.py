@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from csc.nets.head import Head
     from csc.training.objective import Objective
 
-__all__ = ["Ridge", "RidgeRegression"]
+__all__ = ["RidgeRegression", "RidgeSettings"]
 
 CHUNK = 4096  # images whose h are there at a time
 
 
-class Ridge(Settings, frozen=True):
+class RidgeSettings(Settings, frozen=True):
     """The closed form: its penalty, and the features h that it is linear in.
 
     Attributes:
@@ -47,10 +47,10 @@ class Ridge(Settings, frozen=True):
 def _analytic(config: Config, features: int, groups: Sequence[int]) -> "Head":
     from csc.nets.analytic import AnalyticHead
 
-    return AnalyticHead(features, sum(groups), config.of(Ridge), config.seed)
+    return AnalyticHead(features, sum(groups), config.group(RidgeSettings), config.seed)
 
 
-HEADS["ridge"] = HeadKind(_analytic, Ridge)
+HEADS["ridge"] = HeadKind(_analytic, RidgeSettings)
 
 
 @register
@@ -106,13 +106,15 @@ class RidgeRegression(Method):
     @classmethod
     def is_random(cls, config: Config) -> bool:
         """Only random features are, and a backbone that learns or whose weights are not given."""
-        return config.of(Ridge).hidden > 0 or config.init == "scratch" or config.backbone.learns(is_base=True)
+        return (
+            config.group(RidgeSettings).hidden > 0 or config.init == "scratch" or config.backbone.learns(is_base=True)
+        )
 
     def solve(self, objective: "Objective") -> dict[str, float]:
         """Add the task's images to the sums, solve, and turn scores into probabilities."""
         import torch
 
-        settings, head = self.config.of(Ridge), cast("AnalyticHead", objective.network.head)
+        settings, head = self.config.group(RidgeSettings), cast("AnalyticHead", objective.network.head)
         pooled, labels = objective.features(head.pooled), objective.labels()
         if "A" not in self.state and settings.standardise:
             head.standardise(pooled)
@@ -153,7 +155,7 @@ class RidgeRegression(Method):
         """W (size, n); its last row, of the constant, is zero without a bias."""
         import torch
 
-        settings = self.config.of(Ridge)
+        settings = self.config.group(RidgeSettings)
         size = len(A) if settings.bias else len(A) - 1
         solved = A[:size, :size].clone()
         solved.diagonal().add_(settings.penalty * (solved.trace() / size if settings.relative else 1.0))
@@ -166,7 +168,7 @@ class RidgeRegression(Method):
         import torch
 
         digests = objective.image_digests()
-        if not self.config.of(Ridge).once:
+        if not self.config.group(RidgeSettings).once:
             return torch.ones(len(digests), dtype=torch.float64)
         known = self.state.get("images", digests[:0])
         fresh = ~torch.isin(digests, known)

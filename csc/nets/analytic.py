@@ -18,7 +18,7 @@ from torch.nn.functional import linear
 from csc.nets.head import Head
 
 if TYPE_CHECKING:
-    from csc.methods.ridge import Ridge
+    from csc.methods.ridge import RidgeSettings
 
 __all__ = ["AnalyticHead"]
 
@@ -32,7 +32,7 @@ class AnalyticHead(Head):
     W_r is uniform in ±1/√D, as PyTorch initialises linear layers, and follows from the seed alone.
     """
 
-    def __init__(self, features: int, classes: int, config: "Ridge", seed: int) -> None:
+    def __init__(self, features: int, classes: int, config: "RidgeSettings", seed: int) -> None:
         super().__init__()
         self.features, self.config, self.seed = features, config, seed
         pooled = 2 * features if config.pooling == "mean_max" else features

@@ -24,7 +24,7 @@ from torch.nn.functional import interpolate
 from csc.nets.head import Head
 
 if TYPE_CHECKING:
-    from csc.methods.krt import Krt
+    from csc.methods.krt import KrtSettings
 
 __all__ = ["IncrementalCrossAttention"]
 
@@ -40,7 +40,7 @@ class IncrementalCrossAttention(Head):
     have PyTorch's defaults. `groups` says how many classes each task has brought.
     """
 
-    def __init__(self, features: int, groups: Sequence[int], config: "Krt") -> None:
+    def __init__(self, features: int, groups: Sequence[int], config: "KrtSettings") -> None:
         super().__init__()
         self.features, self.groups, self.classes, self.config = features, tuple(groups), sum(groups), config
         width = config.width

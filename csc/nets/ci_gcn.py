@@ -25,7 +25,7 @@ from torch.nn.functional import leaky_relu, linear, one_hot
 from csc.nets.head import Head
 
 if TYPE_CHECKING:
-    from csc.methods.csc import CiGcn
+    from csc.methods.csc import CigcnSettings
 
 __all__ = ["CIGCN"]
 
@@ -38,7 +38,7 @@ class CIGCN(Head):
     Every class-sized tensor has its classes on the leading axes, so growth is a copy into the top-left block.
     """
 
-    def __init__(self, features: int, classes: int, config: "CiGcn") -> None:
+    def __init__(self, features: int, classes: int, config: "CigcnSettings") -> None:
         super().__init__()
         self.features, self.classes, self.config = features, classes, config
         nodes = features if config.plain else config.width

@@ -21,7 +21,7 @@ class Outputs(NamedTuple):
     stages: tuple[Tensor, ...]  # outputs of the backbone's stages, the last being the maps; only the maps if cached
     pull: Tensor | None  # (B,) of a pool of prompts: similarity to the chosen keys
 
-    def of(self, rows: slice) -> "Outputs":
+    def rows(self, rows: slice) -> "Outputs":
         """The outputs of some of the images."""
         stages = tuple(stage[rows] for stage in self.stages)
         pull = None if self.pull is None else self.pull[rows]

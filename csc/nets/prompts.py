@@ -18,7 +18,7 @@ from csc.errors import BadConfig
 from csc.nets.backbone import Backbone, Intermediates
 
 if TYPE_CHECKING:
-    from csc.methods.l2p import L2p
+    from csc.methods.l2p import L2pSettings
 
 __all__ = ["PromptedBackbone"]
 
@@ -32,7 +32,7 @@ class PromptedBackbone(nn.Module):
     hold in itself whatever a position would add.
     """
 
-    def __init__(self, backbone: Backbone, config: "L2p") -> None:
+    def __init__(self, backbone: Backbone, config: "L2pSettings") -> None:
         super().__init__()
         net: Any = backbone.net
         if getattr(net, "cls_token", None) is None or not hasattr(net, "blocks"):

@@ -19,7 +19,7 @@ from csc.data.columns import from_numpy, to_numpy
 from csc.data.views import View
 from csc.errors import BadModel
 from csc.scenario import Task
-from csc.storage import atomic_file, regular
+from csc.storage import atomic_file, regular_file
 
 __all__ = ["POSITIONS", "Memory", "joined", "read_memory", "write_memory"]
 
@@ -171,7 +171,7 @@ def write_memory(memory: Memory, path: Path) -> None:
 def read_memory(path: str | Path) -> Memory:
     """Read a memory back."""
     try:
-        table = pq.ParquetFile(regular(path)).read()
+        table = pq.ParquetFile(regular_file(path)).read()
         return _decoded(table.cast(_COLUMNS), json.loads(table.schema.metadata[_METADATA_KEY]))
     except (OSError, pa.ArrowException, LookupError, TypeError, ValueError, RecursionError) as error:
         reason = (str(error).splitlines() or [""])[0]

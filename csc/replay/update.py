@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from csc.config.groups import Memory as MemorySettings
+from csc.config.groups import MemorySettings
 from csc.data.columns import from_numpy
 from csc.data.views import View
 from csc.replay.memory import POSITIONS, Memory

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from csc.artifacts import Metrics, Run, TaskResult
+from csc.artifacts import Metrics, RunResults, TaskResult
 from csc.report.paper import paper_row_for
 from csc.report.svg import (
     WIDTH,
@@ -38,7 +38,7 @@ _LINES = ("#0b7fd4", "#e0680f", "#12936c", "#c0448f", "#8a6d00", "#7b5fd6", "#d2
 _DASHES = ("none", "7 4", "2 3")
 
 
-def curve(run: Run, width: float = WIDTH) -> str:
+def curve(run: RunResults, width: float = WIDTH) -> str:
     """Draw mAP, CF1 and OF1 over the number of classes seen, with the paper's last mAP if it is known."""
     left, right, top, bottom = 46, width - 116, 14, 300
     xs, marks = _course([len(task.seen) for task in run.tasks], left, right, top, bottom)
@@ -99,7 +99,7 @@ def _course(seen: Sequence[int], left: float, right: float, top: float, bottom: 
     return xs, [*marks, label((left + right) / 2, bottom + 38, "classes seen", "muted", "middle")]
 
 
-def ap_heatmap(run: Run, width: float = WIDTH) -> str:
+def ap_heatmap(run: RunResults, width: float = WIDTH) -> str:
     """Draw the AP of each class after each task: classes in rows by task of arrival, tasks in columns."""
     narrow = width < 600
     left, top, row_height, group_gap, lost_width = 96 if narrow else 206, 40, 20, 8, 62 if narrow else 84
@@ -129,7 +129,7 @@ def ap_heatmap(run: Run, width: float = WIDTH) -> str:
     return svg(edge + lost_width, y, "AP of each class after each task", marks)
 
 
-def task_matrix(run: Run, width: float = WIDTH) -> str:
+def task_matrix(run: RunResults, width: float = WIDTH) -> str:
     """Draw the mean AP of each task's classes after each task: the lower triangle of continual learning."""
     left, top, height = 74, 40, 28
     cell = min(74.0, (width - left) / len(run.tasks))
@@ -196,7 +196,7 @@ def _histogram(model: Metrics, left: float, right: float, top: float, bottom: fl
     return [*marks, label(x, top - 14, f"threshold {threshold:g}", "muted", anchor)]
 
 
-def precision_recall_bars(run: Run, width: float = WIDTH) -> str:
+def precision_recall_bars(run: RunResults, width: float = WIDTH) -> str:
     """Draw precision next to recall after each task, as a mean over classes (CP, CR) and over all labels (OP, OR)."""
     middle = width / 2
     sides = (

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from csc.artifacts import Run
+from csc.artifacts import RunResults
 from csc.data.evidence import Evidence, Reliability, TaskFacts
 from csc.report.columns import calibration
 from csc.report.images import forgotten
@@ -25,7 +25,7 @@ class Finding:
     text: str
 
 
-def findings(run: Run, evidence: Sequence[Evidence] = ()) -> list[Finding]:
+def findings(run: RunResults, evidence: Sequence[Evidence] = ()) -> list[Finding]:
     """What a reader should know first."""
     found = [_result(run), *_paper(run), *_forgetting(run)]
     if evidence:
@@ -37,7 +37,7 @@ def findings(run: Run, evidence: Sequence[Evidence] = ()) -> list[Finding]:
     return found
 
 
-def _result(run: Run) -> Finding:
+def _result(run: RunResults) -> Finding:
     last, classes, tasks = run.last.metrics, len(run.last.seen), run.last.task
     best, worst = (pick(last.AP, key=lambda name: last.AP[name]) for pick in (max, min))
     after = "one task" if tasks == 1 else f"{tasks} tasks"
@@ -50,7 +50,7 @@ def _result(run: Run) -> Finding:
     return Finding("plain", text)
 
 
-def _paper(run: Run) -> list[Finding]:
+def _paper(run: RunResults) -> list[Finding]:
     paper = paper_row_for(run)
     if paper is None:
         return []
@@ -63,7 +63,7 @@ def _paper(run: Run) -> list[Finding]:
     return [Finding("good" if apart > 0 else "bad", text)]
 
 
-def _forgetting(run: Run) -> list[Finding]:
+def _forgetting(run: RunResults) -> list[Finding]:
     """Which class lost most of its AP, and when it was at its best."""
     if len(run.tasks) == 1:
         return []
@@ -82,7 +82,7 @@ def _forgetting(run: Run) -> list[Finding]:
     return [Finding("bad" if lost[most] >= _NOTABLE else "plain", text)]
 
 
-def _never_predicted(run: Run, facts: TaskFacts) -> list[Finding]:
+def _never_predicted(run: RunResults, facts: TaskFacts) -> list[Finding]:
     threshold = run.last.metrics.threshold
     above = [counts[nearest_threshold(threshold)] for counts in facts.predicted]
     silent = [name for name, count in zip(facts.classes, above, strict=True) if count == 0]
@@ -96,19 +96,19 @@ def _never_predicted(run: Run, facts: TaskFacts) -> list[Finding]:
     return []
 
 
-def _nothing_found(run: Run) -> list[Finding]:
+def _nothing_found(run: RunResults) -> list[Finding]:
     threshold = run.last.metrics.threshold
     text = f"Nothing is predicted correctly above {threshold:g}: CF1 and OF1 are 0.{_at_own(run)}"
     return [] if run.last.metrics.OF1 else [Finding("bad", text)]
 
 
-def _at_own(run: Run) -> str:
+def _at_own(run: RunResults) -> str:
     """What the thresholds are worth that `csc predict` uses."""
     own = run.last.metrics.CF1_own
     return f" At the model's own thresholds, from its training images, CF1 is {own:.1f}." if own else ""
 
 
-def _balance(run: Run) -> list[Finding]:
+def _balance(run: RunResults) -> list[Finding]:
     """Whether recall is far from precision."""
     last = run.last.metrics
     gap = last.CR - last.CP
@@ -138,7 +138,7 @@ def _confidence(facts: TaskFacts) -> list[Finding]:
     return found
 
 
-def _calibration(run: Run) -> list[Finding]:
+def _calibration(run: RunResults) -> list[Finding]:
     """The ECE of old and new classes, also after scaling."""
     found = calibration(run.last)
     groups = [group for group in ("old", "new") if f"ECE_{group}" in found]

@@ -111,12 +111,12 @@ def forgotten(evidence: Sequence[Evidence]) -> tuple[Lost, int]:
     threshold = last.facts.threshold
     best: dict[tuple[str, str], tuple[float, int]] = {}
     for earlier in evidence[:-1]:
-        for image in earlier.of("panel"):
+        for image in earlier.images_of("panel"):
             key = image.name, image.image_id
             best[key] = max(best.get(key, (0.0, 0)), (image.score, earlier.facts.task))
     lost: Lost = defaultdict(list)
     known = 0
-    for image in last.of("panel"):
+    for image in last.images_of("panel"):
         score, task = best.get((image.name, image.image_id), (0.0, 0))
         known += score > threshold
         if score > threshold >= image.score:
@@ -130,11 +130,13 @@ def followed(evidence: Sequence[Evidence], pictures: Pictures) -> str:
     """Some images with several classes, each class after each task: what is learned, kept and lost (figure 6)."""
     last = evidence[-1]
     by_image: dict[str, list[EvidenceImage]] = defaultdict(list)
-    for image in last.of("panel"):
+    for image in last.images_of("panel"):
         if image.thumbnail:
             by_image[image.image_id].append(image)
     complete = [images for images in by_image.values() if len(images) == len(images[0].labels)]
-    after = {(task.facts.task, image.name, image.image_id): image for task in evidence for image in task.of("panel")}
+    after = {
+        (task.facts.task, image.name, image.image_id): image for task in evidence for image in task.images_of("panel")
+    }
     appearances = Counter(image_id for _, _, image_id in after)  # an image of early classes has more to tell
     complete.sort(key=lambda images: (-appearances[images[0].image_id], images[0].image_id))
     return "\n".join(_followed(images, after, last.facts, pictures) for images in complete[:_FOLLOWED])
@@ -166,7 +168,7 @@ def _after(then: EvidenceImage | None, image: EvidenceImage, task: int, threshol
 def memory(evidence: Evidence, pictures: Pictures) -> str:
     """What is kept for replay, by class; empty if the method keeps nothing."""
     kept: dict[str, list[str]] = defaultdict(list)
-    for image in evidence.of("memory"):
+    for image in evidence.images_of("memory"):
         tip = f"{image.image_id}: {', '.join(image.labels)}"
         kept[image.name].append(pictures.shot(image, escape(image.name), tip))
     shots = [shot for name in evidence.facts.classes for shot in kept.get(name, [])]

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from csc.artifacts import Metrics, Run
+from csc.artifacts import Metrics, RunResults
 from csc.config import methods
 from csc.data.evidence import Evidence
 from csc.report import figures, sections
@@ -19,9 +19,9 @@ __all__ = ["render"]
 
 
 def render(
-    run: Run,
+    run: RunResults,
     evidence: Sequence[Evidence] = (),
-    max_entropy: Mapping[str, Run] = {},
+    max_entropy: Mapping[str, RunResults] = {},
     old_classes: Metrics | None = None,
 ) -> str:
     """Return the page of a run.
@@ -66,7 +66,7 @@ def _anchor(name: str) -> str:
     return name.lower().replace(" ", "-")
 
 
-def _provenance(run: Run) -> str:
+def _provenance(run: RunResults) -> str:
     known = provenance(run) | {
         "tasks": str(len(run.tasks)),
         "classes": str(len(run.last.seen)),
@@ -75,7 +75,7 @@ def _provenance(run: Run) -> str:
     return '<p class="facts">' + " ".join(f"<span>{k} <b>{escape(v)}</b></span>" for k, v in known.items()) + "</p>"
 
 
-def _numbers(run: Run) -> str:
+def _numbers(run: RunResults) -> str:
     """Show the few numbers to remember, the paper's in small print below ours."""
     paper = paper_row_for(run)
     numbers, star = (paper.numbers, "*" if paper.note else "") if paper else ({}, "")
@@ -88,7 +88,7 @@ def _numbers(run: Run) -> str:
     return f'<dl class="numbers">{"".join(tiles)}</dl>'
 
 
-def _comparison(run: Run) -> str:
+def _comparison(run: RunResults) -> str:
     """Say where the paper's numbers come from; as a table where it has several rows."""
     rows = comparison(run)
     if paper_rows(run.scenario, run.method) and (reason := why_incomparable(bool(run.held_out), run.data_note)):
@@ -102,7 +102,7 @@ def _comparison(run: Run) -> str:
     return f'{html_table(["", *titles(SUMMARY)], rows, "comparison")}<p class="note">{apart}</p>'
 
 
-def _course(run: Run, old_classes: Metrics | None) -> str:
+def _course(run: RunResults, old_classes: Metrics | None) -> str:
     """What happened from task to task."""
     reading = "the less a line falls, the less was forgotten"
     if paper_row_for(run) is not None:
@@ -137,7 +137,7 @@ def _old_classes(metrics: Metrics) -> str:
 {html_table(head, rows, "tasks sortable")}"""
 
 
-def _classes(run: Run, evidence: Sequence[Evidence]) -> str:
+def _classes(run: RunResults, evidence: Sequence[Evidence]) -> str:
     """What becomes of each class."""
     return f"""<h2>What becomes of each class</h2>
 <p>Read a row to the right to see what later tasks do to a class: the numbers are its AP in percent, and “since best”
@@ -148,7 +148,7 @@ is what it has lost by the end.</p>
 {_precision_and_recall(run)}"""
 
 
-def _precision_and_recall(run: Run) -> str:
+def _precision_and_recall(run: RunResults) -> str:
     if not any(task.metrics.OP for task in run.tasks):
         nothing = f"Nothing is predicted correctly above {run.last.metrics.threshold:g} after any task"
         return f"<p>{nothing}: precision and recall are 0.</p>"

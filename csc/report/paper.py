@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from csc.artifacts import Run
+from csc.artifacts import RunResults
 from csc.data.published import from_elsewhere
 from csc.report.columns import SUMMARY
 
@@ -53,7 +53,7 @@ def why_incomparable(held_out: bool, data_note: str) -> str:
     return data_note if from_elsewhere(data_note) else ""
 
 
-def paper_for(run: Run) -> tuple[PaperRow, ...]:
+def paper_for(run: RunResults) -> tuple[PaperRow, ...]:
     """The rows of the paper that may stand next to a run; a scenario's name alone is not enough.
 
     Where the data are a part of the paper's benchmark, or are scaled down, the note of each row says so.
@@ -66,7 +66,7 @@ def paper_for(run: Run) -> tuple[PaperRow, ...]:
     )
 
 
-def paper_row_for(run: Run) -> PaperRow | None:
+def paper_row_for(run: RunResults) -> PaperRow | None:
     """The one row of the paper that may stand next to a run; none if there are several, one for each replay buffer."""
     rows = paper_for(run)
     return rows[0] if len(rows) == 1 else None

@@ -4,7 +4,7 @@ import json
 import shlex
 from dataclasses import replace
 
-from csc.artifacts import Run
+from csc.artifacts import RunResults
 from csc.config import resolve
 from csc.config.tree import flatten, setting_text
 from csc.data.evidence import TaskFacts
@@ -14,7 +14,7 @@ from csc.scenario import Scenario
 __all__ = ["command", "compared_settings"]
 
 
-def compared_settings(run: Run, facts: TaskFacts) -> list[tuple[str, str, str]]:
+def compared_settings(run: RunResults, facts: TaskFacts) -> list[tuple[str, str, str]]:
     """The settings of the run that differ from those of its method: key, value, and the method's value."""
     dataset = Scenario.parse(run.scenario).dataset
     try:
@@ -28,7 +28,7 @@ def compared_settings(run: Run, facts: TaskFacts) -> list[tuple[str, str, str]]:
     ]
 
 
-def command(run: Run, facts: TaskFacts) -> str:
+def command(run: RunResults, facts: TaskFacts) -> str:
     """The command that makes the run again, from the same data with the same code."""
     scenario = Scenario.parse(run.scenario)
     words = ["csc", "run", run.scenario]

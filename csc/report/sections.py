@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from csc.artifacts import Metrics, Run
+from csc.artifacts import Metrics, RunResults
 from csc.data.evidence import THRESHOLDS, Evidence, TaskFacts
 from csc.report import figures, graph, learning, reliability
 from csc.report import images as pictures_of
@@ -18,7 +18,7 @@ from csc.report.svg import escape
 __all__ = ["class_table", "confidence", "images", "label_graph", "memory", "over_time", "recipe", "training"]
 
 
-def class_table(run: Run, evidence: Sequence[Evidence]) -> str:
+def class_table(run: RunResults, evidence: Sequence[Evidence]) -> str:
     """All numbers of each class after the last task; a click on a head sorts them."""
     if not evidence:
         return ""
@@ -45,7 +45,7 @@ def _rate(part: int, whole: int) -> str:
     return f"{100 * part / max(whole, 1):.1f}"
 
 
-def confidence(run: Run, evidence: Sequence[Evidence], max_entropy: Mapping[str, Run]) -> str:
+def confidence(run: RunResults, evidence: Sequence[Evidence], max_entropy: Mapping[str, RunResults]) -> str:
     """How far the last model's confidence can be trusted, and what other thresholds would make of it."""
     last = run.last.metrics
     models = {name: one.last.metrics for name, one in (max_entropy or {"": run}).items()}
@@ -191,7 +191,7 @@ def training(evidence: Sequence[Evidence]) -> str:
     return f"<h2>Training</h2>{shown}<h3>Time</h3>{html_table(head, rows, 'tasks')}"
 
 
-def recipe(run: Run, evidence: Sequence[Evidence]) -> str:
+def recipe(run: RunResults, evidence: Sequence[Evidence]) -> str:
     """The command, the settings and the versions."""
     if not evidence:
         return ""

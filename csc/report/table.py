@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Container, Sequence
 from textwrap import wrap
 
-from csc.artifacts import HEADLINE, Metrics, Run
+from csc.artifacts import HEADLINE, Metrics, RunResults
 from csc.report.columns import SUMMARY, titles
 from csc.report.paper import paper_for
 from csc.report.text import printable
@@ -34,7 +34,7 @@ AVERAGED = ("mAP", "CF1", "OF1")  # for which a mean over tasks says something
 GAP = "  "
 
 
-def text_table(run: Run) -> str:
+def text_table(run: RunResults) -> str:
     """Return the run as an aligned table for a terminal of 100 columns."""
     header = [name.removesuffix(" images") for name in TASK_COLUMNS]
     rows = [header, *task_rows(run)]
@@ -64,7 +64,7 @@ def text_table(run: Run) -> str:
     )
 
 
-def markdown_table(run: Run) -> str:
+def markdown_table(run: RunResults) -> str:
     """Return the run as Markdown tables: its tasks, then its numbers next to the paper's."""
     tables = [([[*TASK_COLUMNS], *task_rows(run)], 1), ([["", *titles(SUMMARY)], *comparison(run)], 0)]
     lines = []
@@ -87,7 +87,7 @@ def old_classes_text(metrics: Metrics) -> str:
     return f"The {len(metrics.AP)} old classes on {metrics.images:,} images of the data set of --test: {numbers}"
 
 
-def task_rows(run: Run) -> list[list[str]]:
+def task_rows(run: RunResults) -> list[list[str]]:
     """Return the cells of `TASK_COLUMNS` for each task, then those of the averages."""
     rows = []
     for task in run.tasks:
@@ -100,7 +100,7 @@ def task_rows(run: Run) -> list[list[str]]:
     return [*rows, ["average", "", "", "", "", *averages]]
 
 
-def comparison(run: Run) -> list[list[str]]:
+def comparison(run: RunResults) -> list[list[str]]:
     """Return the run's last and average numbers, then the paper's with the setting they come from.
 
     Returns:
@@ -111,12 +111,12 @@ def comparison(run: Run) -> list[list[str]]:
     return [[label, *(f"{numbers[n]:.1f}" if n in numbers else "–" for n in SUMMARY)] for label, numbers in rows]
 
 
-def notes(run: Run) -> list[str]:
+def notes(run: RunResults) -> list[str]:
     """Return what a reader must know of the paper's rows that `comparison` marks with a star."""
     return sorted({printable(row.note) for row in paper_for(run)} - {""})
 
 
-def provenance(run: Run) -> dict[str, str]:
+def provenance(run: RunResults) -> dict[str, str]:
     """Return what a result must state to be worth something: weights, seed, data and code."""
     return {
         "initialisation": printable(run.initialisation),

@@ -37,7 +37,16 @@ from csc.errors import BadConfig
 from csc.model import save_tensors
 from csc.retry import with_retries
 from csc.scenario import Scenario
-from csc.storage import atomic_output, exists, is_remote, join, local_path, sha256_file, writable, write_bytes
+from csc.storage import (
+    atomic_output,
+    exists,
+    explain_write_errors,
+    is_remote,
+    join,
+    local_path,
+    sha256_file,
+    write_bytes,
+)
 
 if TYPE_CHECKING:
     from csc.data.loading import Batch
@@ -173,7 +182,7 @@ class _Embedding:
         self, view: int, number: int, maps: Iterator[Maps], shape: tuple[int, int, int], *, is_new: bool = False
     ) -> None:
         """Write a shard, then put it into the index of its view; what another run has added after it stays."""
-        with atomic_output(self._file(view, number)) as temporary, writable(temporary):
+        with atomic_output(self._file(view, number)) as temporary, explain_write_errors(temporary):
             rows = write_maps(maps, shape, temporary)
             if is_new and len(_finished(self.uri, view)) > number:
                 raise _IndexChanged

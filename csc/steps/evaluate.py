@@ -45,8 +45,8 @@ def evaluate(
         score(**files)
     seconds = time.monotonic() - started
     scores = Scores.read(scores_out)
-    before = RegisteredTask.read(prior).run.last.metrics.best_AP if prior else {}
-    best_ap = {name: ap for name, ap in before.items() if name in judged}
+    prior_best = RegisteredTask.read(prior).run.last.metrics.best_AP if prior else {}
+    best_ap = {name: ap for name, ap in prior_best.items() if name in judged}
     numbers = Metrics(
         **metrics.evaluate(
             scores.confidences,

@@ -6,7 +6,7 @@ from csc.errors import BadModel
 from csc.retry import with_retries
 from csc.scenario import Scenario
 from csc.tracking.names import model_name
-from csc.tracking.registry import find_record
+from csc.tracking.registry import find_registered_task
 
 __all__ = ["prior"]
 
@@ -21,11 +21,11 @@ def prior(origin: str, scenario: str, config: str, task: int, out: str) -> None:
     source = Origin.from_json(origin)
     settings = resolve(Scenario.parse(scenario).dataset, config)
     name = model_name(scenario, settings.method)
-    record = find_record(name, task, settings.run_key(scenario, source.fingerprint, source.code))
-    if record is None:
+    found = find_registered_task(name, task, settings.run_key(scenario, source.fingerprint, source.code))
+    if found is None:
         raise BadModel(
             f"no registered model '{name}' of task {task} with seed {settings.seed}, these settings, data "
             f"{source.fingerprint[:12]} and code {source.code}; run the tasks up to it with the same arguments first"
         )
-    record.write(out)
-    print(f"task {task}: continues {record.model.uri}")
+    found.write(out)
+    print(f"task {task}: continues {found.model.uri}")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from csc.artifacts import Metrics, RegisteredTask, Run, TaskResult, Training
+from csc.artifacts import Metrics, RegisteredTask, RunResults, TaskResult, Training
 from csc.config.groups import Register
 from csc.data.views import read_view
 from csc.model import TRAINING_LOG, ModelCard, fingerprint, read_card
@@ -14,7 +14,7 @@ from csc.serving.packaging import package_model
 from csc.tracking.files import EVIDENCE, SCORES, keep_file
 from csc.tracking.names import changed_settings, model_name
 from csc.tracking.notes import task_note
-from csc.tracking.registry import describe_version, keep_record, log_model, register_version
+from csc.tracking.registry import describe_version, keep_registered_task, log_model, register_version
 from csc.tracking.runs import Tracker
 
 __all__ = ["register"]
@@ -34,33 +34,33 @@ def register(
     """
     folder = Path(model)
     card, numbers, training = read_card(folder), Metrics.read(metrics), Training.read(folder / TRAINING_LOG)
-    before = RegisteredTask.read(prior) if prior else None
+    prior_task = RegisteredTask.read(prior) if prior else None
     # A model that was extended has other test images.
-    comparable = before if before is not None and before.run.scenario == card.scenario else None
+    comparable = prior_task if prior_task is not None and prior_task.run.scenario == card.scenario else None
     view = read_view(test_view)
     results = _results(card, training, numbers, comparable, view.note)
     tracked = {name: float(numbers[name]) for name in TRACKED}
-    tracker, digest = Tracker(card), fingerprint(folder)
+    tracker, model_fingerprint = Tracker(card), fingerprint(folder)
     with tempfile.TemporaryDirectory(prefix="csc-package-") as aside:
         package = Path(aside) / "package"
         package_model(folder, package)
-        logged = log_model(tracker, package, digest)
+        logged = log_model(tracker, package, model_fingerprint)
     views = {"train": (training.view, training.images), "test": (test_view, numbers.images)}
-    tracker.log_inputs(views, before.model.model_id if before is not None else None)
+    tracker.log_inputs(views, prior_task.model.model_id if prior_task is not None else None)
     tracker.log_task(logged.model_id, tracked, numbers.AP, training.epochs)
-    name = before.model.name if before is not None else model_name(card.scenario, card.method)
+    name = prior_task.model.name if prior_task is not None else model_name(card.scenario, card.method)
     kept_back = _kept_back(card.settings().register, numbers.mAP, comparable)
-    registered = register_version(tracker, logged, digest, name, kept_back)
+    registered = register_version(tracker, logged, model_fingerprint, name, kept_back)
     tracker.log_scenario(tracked, view.images)
-    record = RegisteredTask(registered, results)
-    keep_record(tracker, record)
+    task = RegisteredTask(registered, results)
+    keep_registered_task(tracker, task)
     for file, kept_as in ((evidence, EVIDENCE), (scores, SCORES)):
         if file:
             keep_file(tracker, file, kept_as)
-    note = task_note(results, registered.uri, before.model.uri if before is not None else "", kept_back)
+    note = task_note(results, registered.uri, prior_task.model.uri if prior_task is not None else "", kept_back)
     describe_version(tracker, registered, note)
     tracker.finish(note)
-    record.write(out)
+    task.write(out)
     print(f"task {card.task}/{card.tasks}: {registered.uri} ({kept_back or f'alias task-{card.task:02d}'})")
     return {
         **card.facts(),
@@ -70,24 +70,24 @@ def register(
     }
 
 
-def _kept_back(limits: Register, reached: float, before: RegisteredTask | None) -> str:
+def _kept_back(limits: Register, reached: float, prior: RegisteredTask | None) -> str:
     """Why a model may not be named by an alias; empty if it may."""
     if reached < limits.min_map:
         return f"kept back from its aliases: mAP {reached:.2f} is below register.min_map={limits.min_map:g}"
-    drop = before.run.last.metrics.mAP - reached if before is not None else 0.0
+    drop = prior.run.last.metrics.mAP - reached if prior is not None else 0.0
     if limits.max_drop and drop > limits.max_drop:
         return f"kept back from its aliases: mAP fell by {drop:.2f}, more than register.max_drop={limits.max_drop:g}"
     return ""
 
 
 def _results(
-    card: ModelCard, training: Training, numbers: Metrics, before: RegisteredTask | None, data_note: str
-) -> Run:
+    card: ModelCard, training: Training, numbers: Metrics, prior: RegisteredTask | None, data_note: str
+) -> RunResults:
     """The results of the run up to this task."""
     judged = tuple(name for name in card.classes if name in numbers.AP)
     result = TaskResult(card.task, card.new, judged, numbers, training.images, training.seconds)
-    carried = before.run.tasks if before is not None else ()
-    return Run(
+    carried = prior.run.tasks if prior is not None else ()
+    return RunResults(
         scenario=card.scenario,
         method=card.method,
         seed=int(card.config["seed"]),

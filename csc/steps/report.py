@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from csc.artifacts import RegisteredTask, Run
+from csc.artifacts import RegisteredTask, RunResults
 from csc.data.evidence import Evidence
 from csc.report.figures import curve, task_matrix
 from csc.report.page import render
@@ -50,7 +50,7 @@ def report(registered: str, page_out: str, table_out: str) -> str:
     return shown
 
 
-def _figures(run: Run, evidence: Sequence[Evidence]) -> "dict[str, Image.Image]":
+def _figures(run: RunResults, evidence: Sequence[Evidence]) -> "dict[str, Image.Image]":
     """The figures that MLflow shows with the run, by name."""
     drawn = [curve(run), task_matrix(run)]
     if evidence and evidence[-1].facts.task == run.last.task:

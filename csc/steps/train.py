@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from csc.artifacts import Registered, RegisteredTask, Split, Training
+from csc.artifacts import RegisteredTask, RegisteredVersion, Split, Training
 from csc.config import resolve
 from csc.config.schema import Config
 from csc.data.views import View, read_view
@@ -68,8 +68,8 @@ def train(
     if settings.train.nodes > 1:
         from csc.distributed.trainjob import train_on_nodes
 
-        before = RegisteredTask.read(prior).model.fingerprint if prior else ""
-        key = settings.fingerprint(scenario, read_view(train_view).fingerprint, code_version(), before)
+        prior_fingerprint = RegisteredTask.read(prior).model.fingerprint if prior else ""
+        key = settings.fingerprint(scenario, read_view(train_view).fingerprint, code_version(), prior_fingerprint)
         train_on_nodes(arguments, settings.train, task, key, pod or {})
     elif (processes := processes_for(settings.train.processes)) > 1:
         run(learn, arguments, processes)
@@ -90,14 +90,15 @@ def learn(config: str, split: str, train_view: str, out: str, prior: str, checkp
     scenario, task = chosen.scenario, chosen.task
     settings = _settings(scenario, config, features)
     view = read_view(train_view)
-    before = RegisteredTask.read(prior).model if prior else None
-    with join_group() as group, _fetched(before, task) as prior_folder:
+    prior_version = RegisteredTask.read(prior).model if prior else None
+    prior_id = prior_version.model_id if prior_version is not None else None
+    with join_group() as group, _fetched(prior_version, task) as prior_folder:
         seed_everything(settings.seed, task.index)
         start = start_task(settings, scenario, task, view, prior_folder, features)
         # On cached maps a task takes seconds, less than MLflow takes to start: register then logs everything.
         tracker = Tracker(start.card) if group.is_main and not features else None
         if tracker is not None:
-            tracker.log_inputs({"train": (train_view, len(view))}, before.model_id if before is not None else None)
+            tracker.log_inputs({"train": (train_view, len(view))}, prior_id)
         exemplars = _exemplars(settings, view, task, prior_folder)
         keep = Path(checkpoints) / run_key(start.card) if checkpoints else Path(out).parent
         trainer = Trainer(
@@ -108,7 +109,7 @@ def learn(config: str, split: str, train_view: str, out: str, prior: str, checkp
             new=len(task.new),
             task=task.index,
             title=f"task {task.index}/{task.total}",
-            checkpoint=_checkpoint(keep, task.index),
+            checkpoint_file=_checkpoint(keep, task.index),
             origin=f"{start.card.initialisation.get('sha256')} {start.card.prior_fingerprint}",
             frozen_parameters=start.frozen_parameters,
             optimizer_state=start.optimizer_state,
@@ -152,20 +153,20 @@ def _settings(scenario: str, config: str, features: str) -> Config:
 
 
 @contextlib.contextmanager
-def _fetched(before: Registered | None, task: Task) -> Iterator[Path | None]:
+def _fetched(prior: RegisteredVersion | None, task: Task) -> Iterator[Path | None]:
     """The model of the task before, from the registry and as it was registered; none for the base task."""
-    if (task.index > 1) != (before is not None):
+    if (task.index > 1) != (prior is not None):
         raise BadModel(f"task {task.index}/{task.total}: {'needs a' if task.index > 1 else 'has no'} prior model")
-    if before is None:
+    if prior is None:
         yield None
-    elif (here := local_model(before)) is not None:
+    elif (here := local_model(prior)) is not None:
         yield here
     else:
         with tempfile.TemporaryDirectory(prefix="csc-prior-") as folder:
-            fetched = fetch_model(before.uri, Path(folder))
+            fetched = fetch_model(prior.uri, Path(folder))
             check_files(fetched, read_card(fetched))  # names the file that is damaged
-            if fingerprint(fetched) != before.fingerprint:
-                raise BadModel(f"{before.uri}: not the model that was registered; run task {task.index - 1} again")
+            if fingerprint(fetched) != prior.fingerprint:
+                raise BadModel(f"{prior.uri}: not the model that was registered; run task {task.index - 1} again")
             yield fetched
 
 

@@ -19,13 +19,13 @@ from csc.storage.local import (
     atomic_file,
     atomic_folder,
     ensure_parents,
+    explain_write_errors,
     json_digest,
     locked,
     read_regular,
-    regular,
+    regular_file,
     sha256_file,
-    too_long,
-    writable,
+    too_long_error,
     write_json,
 )
 from csc.storage.s3 import download, upload, version_of, versions_below
@@ -42,6 +42,7 @@ __all__ = [
     "each_key_once",
     "ensure_parents",
     "exists",
+    "explain_write_errors",
     "is_remote",
     "join",
     "json_digest",
@@ -52,13 +53,12 @@ __all__ = [
     "read_bytes",
     "read_json",
     "read_regular",
-    "regular",
+    "regular_file",
     "sha256_file",
-    "too_long",
+    "too_long_error",
     "upload",
     "version_of",
     "versions_below",
-    "writable",
     "write_bytes",
     "write_json",
 ]
@@ -165,7 +165,7 @@ def move_into(path: Path, uri: str) -> None:
         upload(path, uri)
         return
     target = local_path(uri)
-    with writable(target):
+    with explain_write_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         path.chmod(0o644)
         path.replace(target)
@@ -177,7 +177,7 @@ def delete(uri: str) -> None:
         s3.delete(uri)
         return
     path = local_path(uri)
-    with writable(path):
+    with explain_write_errors(path):
         path.unlink(missing_ok=True)
 
 

@@ -19,13 +19,13 @@ __all__ = [
     "atomic_file",
     "atomic_folder",
     "ensure_parents",
+    "explain_write_errors",
     "json_digest",
     "locked",
     "read_regular",
-    "regular",
+    "regular_file",
     "sha256_file",
-    "too_long",
-    "writable",
+    "too_long_error",
     "write_json",
 ]
 
@@ -33,12 +33,12 @@ __all__ = [
 @contextlib.contextmanager
 def atomic_folder(target: Path) -> Iterator[Path]:
     """Yield an empty folder next to `target`; rename it to `target` if the block succeeds, else remove it."""
-    with writable(target):
+    with explain_write_errors(target):
         target = target.resolve()  # write to the folder that a link points to
         if target == Path.cwd():
             raise BadData("cannot write the folder this command runs in; name it from outside")
     with ensure_parents(target):
-        with writable(target):
+        with explain_write_errors(target):
             if target.exists() and not target.is_dir():
                 raise NotADirectoryError(errno.ENOTDIR, "there is a file of this name")
             temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
@@ -46,7 +46,7 @@ def atomic_folder(target: Path) -> Iterator[Path]:
         try:
             yield temporary
             temporary.chmod(0o755)
-            with writable(target):
+            with explain_write_errors(target):
                 if target.is_dir():
                     target.replace(old)
                 temporary.replace(target)
@@ -60,7 +60,7 @@ def atomic_folder(target: Path) -> Iterator[Path]:
 @contextlib.contextmanager
 def atomic_file(target: Path) -> Iterator[Path]:
     """Yield an empty file next to `target`; rename it to `target` if the block succeeds, else remove it."""
-    with ensure_parents(target), writable(target):
+    with ensure_parents(target), explain_write_errors(target):
         if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, "there is a folder of this name")
         handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
@@ -77,10 +77,10 @@ def atomic_file(target: Path) -> Iterator[Path]:
 @contextlib.contextmanager
 def ensure_parents(target: Path) -> Iterator[None]:
     """Make the folders above `target`; remove those that are still empty when the block ends."""
-    with writable(target):
+    with explain_write_errors(target):
         missing = [folder for folder in target.absolute().parents if not folder.exists()]
     try:
-        with writable(target):
+        with explain_write_errors(target):
             target.parent.mkdir(parents=True, exist_ok=True)
             if not os.access(target.parent, os.W_OK):
                 raise PermissionError(errno.EACCES, "permission denied")
@@ -109,7 +109,7 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def writable(target: Path | str) -> Iterator[None]:
+def explain_write_errors(target: Path | str) -> Iterator[None]:
     """Turn an OSError of the block into one line that says why `target` cannot be written."""
     try:
         yield
@@ -125,7 +125,7 @@ def write_json(target: Path, content: Any) -> None:
         path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
-def regular(path: str | Path) -> Path:
+def regular_file(path: str | Path) -> Path:
     """Return the path of a file; a pipe or a device is an OSError, for whoever opens it may wait for ever."""
     path = Path(path)
     if not stat.S_ISREG(path.stat().st_mode):
@@ -135,20 +135,20 @@ def regular(path: str | Path) -> Path:
 
 def read_regular(path: Path, limit: int | None) -> bytes:
     """Read a whole file; a pipe or a device is an OSError, and so is a file above the limit."""
-    size = regular(path).stat().st_size
+    size = regular_file(path).stat().st_size
     if limit is not None and size > limit:
-        raise too_long(size, limit)
+        raise too_long_error(size, limit)
     return path.read_bytes()
 
 
-def too_long(size: int, limit: int) -> OSError:
+def too_long_error(size: int, limit: int) -> OSError:
     """The error for a file that has more bytes than anything of its kind should have."""
     return OSError(f"it has {size:,} bytes, at most {limit:,} are read")
 
 
 def sha256_file(path: Path) -> str:
     """Return the SHA-256 of a file's bytes, in hex."""
-    with regular(path).open("rb") as file:
+    with regular_file(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from csc.errors import BadData, StoreUnavailable
-from csc.storage.local import atomic_file, too_long
+from csc.storage.local import atomic_file, too_long_error
 from csc.storage.uris import NoSuchFile, bucket_and_key
 
 __all__ = ["delete", "download", "read", "upload", "version_of", "versions_below", "write"]
@@ -45,7 +45,7 @@ def read(uri: str, limit: int | None = None) -> bytes:
         for attempt in range(_ATTEMPTS):
             answer = client.get_object(Bucket=bucket, Key=key)
             if limit is not None and answer["ContentLength"] > limit:
-                raise BadData(f"{uri}: {too_long(answer['ContentLength'], limit)}")
+                raise BadData(f"{uri}: {too_long_error(answer['ContentLength'], limit)}")
             try:
                 return bytes(answer["Body"].read())
             except (HTTPClientError, IncompleteReadError):

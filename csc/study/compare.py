@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from csc.artifacts import Run
+from csc.artifacts import RunResults
 from csc.config.schema import EXECUTION_ONLY
 from csc.errors import BadData
 from csc.report import figures
@@ -33,10 +33,10 @@ class Group:
     """Runs that differ in their seed alone."""
 
     name: str
-    runs: dict[int, tuple[str, Run]]  # by seed, with the id of the tracked run
+    runs: dict[int, tuple[str, RunResults]]  # by seed, with the id of the tracked run
 
     @property
-    def any_run(self) -> Run:
+    def any_run(self) -> RunResults:
         """For what all its runs have in common."""
         return next(iter(self.runs.values()))[1]
 
@@ -67,7 +67,7 @@ class Group:
         return paired(values, again)
 
 
-def _value(run: Run, column: str) -> float:
+def _value(run: RunResults, column: str) -> float:
     return float(run.summary[column] if column in run.summary else run.last.metrics[column])
 
 
@@ -75,9 +75,9 @@ def compare(tracked: Sequence[TrackedRun]) -> list[Group]:
     """Put runs into rows, in the order given; a run without a finished task is refused."""
     rows: list[tuple[object, Group]] = []  # each with what its runs share
     for found in tracked:
-        if found.record is None:
+        if found.registered_task is None:
             raise BadData(f"run {found.name}: no task of it is finished yet, nothing to compare")
-        run = found.record.run
+        run = found.registered_task.run
         settings = {key: value for key, value in found.settings.items() if key not in ("seed", *EXECUTION_ONLY)}
         shared = (run.scenario, run.data_fingerprint, run.code_version, settings)
         # Another run with the same seed extends another model.

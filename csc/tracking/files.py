@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from csc.data.evidence import Evidence, read_evidence
 from csc.tracking.calls import connected, translate_errors
-from csc.tracking.queries import task_of, with_tags
+from csc.tracking.queries import tag_filter, task_of
 from csc.tracking.runs import Tracker
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def fetch_files(scenario_run_id: str, name: str, folder: Path, task: int | None 
     tags |= {} if task is None else {"csc.task": str(task)}
     with connected() as client:
         experiment = client.get_run(scenario_run_id).info.experiment_id
-        for run in client.search_runs([experiment], with_tags(tags)):
+        for run in client.search_runs([experiment], tag_filter(tags)):
             if any(item.path == name for item in client.list_artifacts(run.info.run_id)):
                 target = folder / run.info.run_id
                 target.mkdir()

@@ -1,6 +1,6 @@
 """What MLflow's pages say in words: notes on experiments, runs and versions, in Markdown."""
 
-from csc.artifacts import Run
+from csc.artifacts import RunResults
 from csc.tracking.names import settings_text
 
 __all__ = ["NOTE", "experiment_note", "run_note", "task_note"]
@@ -19,7 +19,7 @@ def experiment_note(dataset: str) -> str:
     )
 
 
-def task_note(run: Run, uri: str, prior: str, kept_back: str) -> str:
+def task_note(run: RunResults, uri: str, prior: str, kept_back: str) -> str:
     """What a task's run and its model version at `uri` are.
 
     `prior` is the uri of the version before, if there is one; `kept_back` says why no alias names the version.
@@ -40,7 +40,7 @@ def task_note(run: Run, uri: str, prior: str, kept_back: str) -> str:
     return whole[:LONGEST]
 
 
-def run_note(run: Run, table: str, uri: str) -> str:
+def run_note(run: RunResults, table: str, uri: str) -> str:
     """What a scenario run is and what came out, as a table in Markdown; `uri` is the version of its last task."""
     settings = ", ".join(f"`{item}`" for item in settings_text(run.settings)) or "none: all are the method's own"
     provenance = f"Initialisation {run.initialisation} · data `{run.data_fingerprint[:12]}` · code `{run.code_version}`"
@@ -51,7 +51,7 @@ def run_note(run: Run, table: str, uri: str) -> str:
     return with_table if len(with_table) <= LONGEST else without_table[:LONGEST]
 
 
-def _title(run: Run) -> str:
+def _title(run: RunResults) -> str:
     return f"**{run.scenario}** by **{run.method}**, seed {run.seed}"
 
 

@@ -20,6 +20,7 @@ __all__ = [
     "NEWEST",
     "ScenarioRun",
     "TaskProgress",
+    "add_saved_views",
     "close_runs",
     "curve",
     "finished_runs",
@@ -28,9 +29,8 @@ __all__ = [
     "progress_since",
     "reach",
     "search_runs",
+    "tag_filter",
     "task_of",
-    "with_tags",
-    "with_views",
 ]
 
 FINISHED = "attributes.status = 'FINISHED'"
@@ -65,10 +65,10 @@ def reach() -> str:
     return without_secrets(tracking_uri())
 
 
-def with_tags(tags: Mapping[str, str]) -> str:
+def tag_filter(tags: Mapping[str, str]) -> str:
     """The filter for what has all these tags.
 
-    >>> with_tags({"csc.role": "task", "csc.task": "1"})
+    >>> tag_filter({"csc.role": "task", "csc.task": "1"})
     "tags.`csc.role` = 'task' and tags.`csc.task` = '1'"
     """
     return " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
@@ -86,7 +86,7 @@ def number_of(what: str, text: str, expected: str = "a number") -> int:
     return int(text)
 
 
-def with_views() -> dict[str, str]:
+def add_saved_views() -> dict[str, str]:
     """The ids of our experiments by name, each with its saved views; those that it misses are added."""
     with connected() as client:
         found = client.search_experiments(filter_string="name LIKE 'csc-%' AND name != 'csc-studies'")
@@ -103,14 +103,14 @@ def finished_runs(scenario: str) -> list[ScenarioRun]:
         return []
     tags = {"csc.role": "scenario", "csc.scenario": scenario}
     with connected() as client:
-        return [_scenario_run(run) for run in _all_pages(client, with_tags(tags), FINISHED)]
+        return [_scenario_run(run) for run in _all_pages(client, tag_filter(tags), FINISHED)]
 
 
 def newest_runs(count: int) -> list[str]:
     """The ids of the scenario runs that were finished last, newest first."""
     if nothing_tracked():
         return []
-    scenarios, last = with_tags({"csc.role": "scenario"}), ["attributes.end_time DESC"]
+    scenarios, last = tag_filter({"csc.role": "scenario"}), ["attributes.end_time DESC"]
     with connected() as client:
         found = search_runs(client, scenarios, FINISHED, max_results=count, order_by=last)
         return [str(run.info.run_id) for run in found]
@@ -133,7 +133,7 @@ def progress_since(scenario: str, method: str, seed: int, since: float) -> list[
     tags = {"csc.role": "scenario", "csc.scenario": scenario, "csc.method": method, "csc.seed": str(seed)}
     found = []
     with connected() as client:
-        for run in search_runs(client, with_tags(tags), max_results=10, order_by=NEWEST):
+        for run in search_runs(client, tag_filter(tags), max_results=10, order_by=NEWEST):
             tasks = _task_progress(client, run)
             changed = max(run.info.start_time, run.info.end_time or 0, *(task.changed for task in tasks))
             if changed >= since * 1000:
@@ -151,7 +151,7 @@ def close_runs(keys: Iterable[str], status: str) -> list[str]:
         return []
     running = "attributes.status = 'RUNNING'"
     with connected() as client:
-        still_open = [run for key in keys for run in _all_pages(client, with_tags({"csc.run_key": key}), running)]
+        still_open = [run for key in keys for run in _all_pages(client, tag_filter({"csc.run_key": key}), running)]
         for run in still_open:
             client.set_terminated(run.info.run_id, status)
     return [str(run.info.run_name) for run in still_open]
@@ -180,7 +180,7 @@ def _scenario_run(run: "Run") -> ScenarioRun:
 
 def _task_progress(client: "MlflowClient", scenario: "Run") -> list[TaskProgress]:
     """The tasks of a scenario run, in their order."""
-    query = with_tags({"csc.role": "task", "csc.scenario_run": scenario.info.run_id})
+    query = tag_filter({"csc.role": "task", "csc.scenario_run": scenario.info.run_id})
     tasks = []
     for run in client.search_runs([scenario.info.experiment_id], query):
         metrics, epoch = run.data.metrics, 0

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from csc.artifacts import Registered, RegisteredTask
+from csc.artifacts import RegisteredTask, RegisteredVersion
 from csc.errors import BadModel
 from csc.model import fingerprint
 from csc.tracking.calls import connected, find_or_create, translate_errors
 from csc.tracking.files import download
 from csc.tracking.names import model_name
-from csc.tracking.queries import number_of, task_of, with_tags
+from csc.tracking.queries import number_of, tag_filter, task_of
 from csc.tracking.runs import Tracker
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ __all__ = [
     "LastVersion",
     "describe_version",
     "fetch_model",
-    "find_record",
-    "keep_record",
-    "load_record",
+    "find_registered_task",
+    "keep_registered_task",
+    "load_registered_task",
     "local_model",
     "log_model",
     "model_names",
@@ -41,15 +41,15 @@ __all__ = [
     "register_version",
 ]
 
-RECORD = "registered.json"
+REGISTERED = "registered.json"
 _MODEL = "data/model"  # the folder of the model in its package
 FINGERPRINT, KEPT_BACK = "csc.fingerprint", "csc.kept_back"  # tags of versions
 
 
-def local_model(registered: Registered) -> Path | None:
+def local_model(registered: RegisteredVersion) -> Path | None:
     """The folder of a registered model whose files are on this machine, unchanged; it takes no MLflow to read them."""
     folder = _on_this_machine(registered.location)
-    return folder if folder is not None and _digest(folder) == registered.fingerprint else None
+    return folder if folder is not None and _fingerprint(folder) == registered.fingerprint else None
 
 
 def _on_this_machine(location: str) -> Path | None:
@@ -59,7 +59,7 @@ def _on_this_machine(location: str) -> Path | None:
     return folder if parts.scheme in ("", "file") and (folder / "model.json").is_file() else None
 
 
-def _digest(folder: Path) -> str:
+def _fingerprint(folder: Path) -> str:
     """The fingerprint of a model folder; none of one that misses a file."""
     try:
         return fingerprint(folder)
@@ -85,9 +85,9 @@ def fetch_model(uri: str, folder: Path | None = None) -> Path:
         if not (local / _MODEL / "model.json").is_file():
             raise BadModel(f"{uri}: not a model of this project (no {_MODEL}/model.json in it)")
         return local / _MODEL
-    if (digest := _digest(local)) != expected:
+    if (found := _fingerprint(local)) != expected:
         raise BadModel(
-            f"{uri}: damaged: its files are not those that were registered (fingerprint {digest[:12] or 'none'}, "
+            f"{uri}: damaged: its files are not those that were registered (fingerprint {found[:12] or 'none'}, "
             f"registered {expected[:12]}); put them back from a copy, or delete the version and run its task again"
         )
     return local
@@ -107,8 +107,8 @@ def _find_package(client: "MlflowClient", uri: str) -> tuple[str, str]:
         return model.artifact_location, str(model.tags.get(FINGERPRINT, ""))
     version = client.get_model_version(*named)
     if str(version.source).startswith("models:/"):
-        source, fingerprint = _find_package(client, version.source)
-        return source, str(version.tags.get(FINGERPRINT, fingerprint))
+        source, of_logged = _find_package(client, version.source)
+        return source, str(version.tags.get(FINGERPRINT, of_logged))
     return uri, str(version.tags.get(FINGERPRINT, ""))
 
 
@@ -120,14 +120,11 @@ def _registry(client: "MlflowClient") -> Any:
     return client._get_registry_client()
 
 
-def log_model(tracker: Tracker, package: Path, digest: str) -> "LoggedModel":
-    """Log a package of `package_model` as output of the task's run and the scenario's; a second call changes nothing.
-
-    `digest` is the fingerprint of the model folder, not of the package.
-    """
+def log_model(tracker: Tracker, package: Path, model_fingerprint: str) -> "LoggedModel":
+    """Log a package of `package_model` as output of the task's run and the scenario's; again, it changes nothing."""
     client, card = tracker.client, tracker.card
     oldest = [{"field_name": "creation_timestamp", "ascending": True}]
-    query = with_tags({FINGERPRINT: digest})
+    query = tag_filter({FINGERPRINT: model_fingerprint})
 
     def find() -> "LoggedModel | None":
         found = client.search_logged_models([tracker.experiment_id], query, max_results=1, order_by=oldest)
@@ -135,7 +132,7 @@ def log_model(tracker: Tracker, package: Path, digest: str) -> "LoggedModel":
 
     def create() -> "LoggedModel":
         name = f"{model_name(card.scenario, card.method)}-task-{card.task:02d}"
-        tags = {FINGERPRINT: digest, "csc.run_key": tracker.key, "csc.task": str(card.task)}
+        tags = {FINGERPRINT: model_fingerprint, "csc.run_key": tracker.key, "csc.task": str(card.task)}
         params = {key: str(value) for key, value in card.settings().flat().items()}
         return client.create_logged_model(tracker.experiment_id, name, tracker.task_run.info.run_id, tags, params)
 
@@ -147,7 +144,7 @@ def log_model(tracker: Tracker, package: Path, digest: str) -> "LoggedModel":
         model = find_or_create(find, create, keep_first)
         # New, or left behind by a try that died while uploading, or damaged since on this machine.
         stored = _on_this_machine(model.artifact_location)
-        if str(model.status) != "READY" or (stored is not None and _digest(stored) != digest):
+        if str(model.status) != "READY" or (stored is not None and _fingerprint(stored) != model_fingerprint):
             client.log_model_artifacts(model.model_id, str(package))
             model = client.finalize_logged_model(model.model_id, "READY")
         for run_id in (tracker.task_run.info.run_id, tracker.scenario_run_id):
@@ -170,24 +167,26 @@ def _log_output(tracker: Tracker, run_id: str, model_id: str) -> None:
     find_or_create(noted, note)
 
 
-def register_version(tracker: Tracker, model: "LoggedModel", digest: str, name: str, kept_back: str = "") -> Registered:
+def register_version(
+    tracker: Tracker, model: "LoggedModel", model_fingerprint: str, name: str, kept_back: str = ""
+) -> RegisteredVersion:
     """Make a logged model the task's version of the registered model `name`; a second call changes nothing.
 
     Aliases come last; none names a version that is `kept_back`, which says why.
     """
     card, client = tracker.card, tracker.client
     with translate_errors():
-        number = _version(tracker, name, model.model_id, digest)
+        number = _version(tracker, name, model.model_id, model_fingerprint)
         if kept_back:
             client.set_model_version_tag(name, number, KEPT_BACK, kept_back)
         else:
             for alias in _aliases(card.task, card.tasks):
                 _registry(client).set_registered_model_alias(name, alias, number)
     runs = tracker.task_run.info.run_id, tracker.scenario_run_id
-    return Registered(name, number, model.model_id, digest, *runs, location=model.artifact_location)
+    return RegisteredVersion(name, number, model.model_id, model_fingerprint, *runs, location=model.artifact_location)
 
 
-def describe_version(tracker: Tracker, registered: Registered, note: str) -> None:
+def describe_version(tracker: Tracker, registered: RegisteredVersion, note: str) -> None:
     """Say on a version's page what it is."""
     with translate_errors():
         _registry(tracker.client).update_model_version(registered.name, registered.version, note)
@@ -197,13 +196,13 @@ def _aliases(task: int, tasks: int) -> list[str]:
     return [f"task-{task:02d}", "final"] if task == tasks else [f"task-{task:02d}"]
 
 
-def _version(tracker: Tracker, name: str, model_id: str, digest: str) -> str:
+def _version(tracker: Tracker, name: str, model_id: str, model_fingerprint: str) -> str:
     """The number of the model's version below a name, found or created; so is the name."""
     from mlflow.exceptions import MlflowException
 
     card, client = tracker.card, tracker.client
     tags = {
-        FINGERPRINT: digest,
+        FINGERPRINT: model_fingerprint,
         "csc.scenario": card.scenario,
         "csc.task": str(card.task),
         "csc.tasks": str(card.tasks),
@@ -214,7 +213,7 @@ def _version(tracker: Tracker, name: str, model_id: str, digest: str) -> str:
     }
 
     def find() -> str | None:
-        found = client.search_model_versions(f"name = '{name}' and {with_tags({FINGERPRINT: digest})}")
+        found = client.search_model_versions(f"name = '{name}' and {tag_filter({FINGERPRINT: model_fingerprint})}")
         return min((str(version.version) for version in found), key=int, default=None)
 
     def create() -> str:
@@ -249,7 +248,7 @@ class LastVersion:
 def model_names(key: str) -> list[str]:
     """The registered models with versions of a run; an extension's are below the name of the model that it extends."""
     with connected() as client:
-        return sorted({version.name for version in client.search_model_versions(with_tags({"csc.run_key": key}))})
+        return sorted({version.name for version in client.search_model_versions(tag_filter({"csc.run_key": key}))})
 
 
 def point_aliases(name: str, key: str) -> LastVersion:
@@ -279,27 +278,27 @@ def _aliases_of(task: int, version: "ModelVersion") -> list[str]:
 
 def _versions_by_task(client: "MlflowClient", name: str, tags: Mapping[str, str]) -> "dict[int, ModelVersion]":
     """The newest version with these tags of each task, in the order of tasks."""
-    found = client.search_model_versions(f"name = '{name}' and {with_tags(tags)}")
+    found = client.search_model_versions(f"name = '{name}' and {tag_filter(tags)}")
     numbered = {(task_of(version.tags), number_of("version", str(version.version))): version for version in found}
     return {task: version for (task, _), version in sorted(numbered.items(), key=lambda item: item[0])}
 
 
-def keep_record(tracker: Tracker, record: RegisteredTask) -> None:
+def keep_registered_task(tracker: Tracker, task: RegisteredTask) -> None:
     """Keep `registered.json` with the task's run, for a pipeline that begins with the next task."""
-    with translate_errors(), tempfile.TemporaryDirectory(prefix="csc-record-") as folder:
-        record.write(Path(folder, RECORD))
-        tracker.client.log_artifact(tracker.task_run.info.run_id, str(Path(folder, RECORD)))
+    with translate_errors(), tempfile.TemporaryDirectory(prefix="csc-registered-") as folder:
+        task.write(Path(folder, REGISTERED))
+        tracker.client.log_artifact(tracker.task_run.info.run_id, str(Path(folder, REGISTERED)))
 
 
-def find_record(name: str, task: int, key: str) -> RegisteredTask | None:
-    """What `keep_record` kept for the newest version of a registered model that is of this task and this run key."""
+def find_registered_task(name: str, task: int, key: str) -> RegisteredTask | None:
+    """What `keep_registered_task` kept for the newest version of a model that is of this task and this run key."""
     with connected() as client:
         version = _versions_by_task(client, name, {"csc.run_key": key, "csc.task": str(task)}).get(task)
-        return None if version is None else load_record(client, version.run_id)
+        return None if version is None else load_registered_task(client, version.run_id)
 
 
-def load_record(client: "MlflowClient", run_id: str) -> RegisteredTask:
-    """What `keep_record` kept with the run of a task; errors are MLflow's own."""
-    with tempfile.TemporaryDirectory(prefix="csc-record-") as folder:
-        file = download(client.get_run(run_id), RECORD, Path(folder))
-        return RegisteredTask.read(file, f"runs:/{run_id}/{RECORD}")
+def load_registered_task(client: "MlflowClient", run_id: str) -> RegisteredTask:
+    """What `keep_registered_task` kept with the run of a task; errors are MLflow's own."""
+    with tempfile.TemporaryDirectory(prefix="csc-registered-") as folder:
+        file = download(client.get_run(run_id), REGISTERED, Path(folder))
+        return RegisteredTask.read(file, f"runs:/{run_id}/{REGISTERED}")

@@ -33,7 +33,7 @@ from csc.tracking.calls import connected, find_or_create, find_or_create_experim
 from csc.tracking.datasets import data_set, task_view
 from csc.tracking.names import changed_settings, class_metric, run_title, settings_text
 from csc.tracking.notes import NOTE, experiment_note
-from csc.tracking.queries import with_tags
+from csc.tracking.queries import tag_filter
 from csc.tracking.server import tracking_uri, without_secrets
 from csc.tracking.usage import Usage
 from csc.tracking.views import saved_views
@@ -146,7 +146,7 @@ class Tracker:
     def _find(self, tags: Mapping[str, str]) -> "Run | None":
         """The run with these tags; of several, all steps take the oldest."""
         oldest = ["attributes.start_time ASC", "attributes.run_id ASC"]
-        found = self.client.search_runs([self.experiment_id], with_tags(tags), max_results=1, order_by=oldest)
+        found = self.client.search_runs([self.experiment_id], tag_filter(tags), max_results=1, order_by=oldest)
         return next(iter(found), None)
 
     def _keep_first(self, made: "Run", first: "Run") -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from csc.tracking.calls import connected, find_or_create, find_or_create_experiment
 from csc.tracking.names import path_metric
 from csc.tracking.notes import LONGEST, NOTE
-from csc.tracking.queries import with_tags
+from csc.tracking.queries import tag_filter
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -44,6 +44,6 @@ def _study_run(client: "MlflowClient", name: str) -> "Run":
     experiment = find_or_create_experiment(client, EXPERIMENT)
 
     def find() -> "Run | None":
-        return next(iter(client.search_runs([experiment], with_tags(tags), max_results=1)), None)
+        return next(iter(client.search_runs([experiment], tag_filter(tags), max_results=1)), None)
 
     return find_or_create(find, lambda: client.create_run(experiment, tags=tags, run_name=name))

@@ -8,8 +8,7 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from csc.artifacts import RegisteredTask
-from csc.artifacts import Run as Results
+from csc.artifacts import RegisteredTask, RunResults
 from csc.config import Config, methods, resolve
 from csc.config.schema import EXECUTION_ONLY
 from csc.config.tree import nested
@@ -18,8 +17,8 @@ from csc.errors import BadData, CscError, TrackingError, Unavailable
 from csc.scenario import Scenario
 from csc.tracking.calls import connected
 from csc.tracking.names import changed_settings
-from csc.tracking.queries import FINISHED, NEWEST, close_runs, search_runs, task_of, with_tags
-from csc.tracking.registry import load_record, model_names, point_aliases
+from csc.tracking.queries import FINISHED, NEWEST, close_runs, search_runs, tag_filter, task_of
+from csc.tracking.registry import load_registered_task, model_names, point_aliases
 from csc.tracking.versions import Address
 from csc.version import code_version
 
@@ -42,7 +41,7 @@ class TrackedRun:
     started: int  # milliseconds since 1970
     scenario: str
     settings: dict[str, str]  # by their dotted keys
-    record: RegisteredTask | None  # its last finished task with the results up to it; none before the first
+    registered_task: RegisteredTask | None  # the last finished one, with the results up to it; none before the first
 
     @property
     def config(self) -> Config:
@@ -71,35 +70,35 @@ def _tracked(client: "MlflowClient", run: "Run") -> TrackedRun:
     if missing := {"csc.run_key", "csc.scenario", "csc.method"} - run.data.tags.keys():
         raise TrackingError(f"run {run.info.run_id}: no tag {min(missing)}; not a run of this project, or changed")
     done = _finished_tasks(client, run.data.tags["csc.run_key"])
-    record = load_record(client, done[max(done)].info.run_id) if done else None
+    last = load_registered_task(client, done[max(done)].info.run_id) if done else None
     settings = {key: value for key, value in run.data.params.items() if key not in ("scenario", "code_version")}
     info, scenario = run.info, run.data.tags["csc.scenario"]
-    return TrackedRun(info.run_id, info.run_name, info.status, info.start_time, scenario, settings, record)
+    return TrackedRun(info.run_id, info.run_name, info.status, info.start_time, scenario, settings, last)
 
 
 @functools.cache
-def results_of(run_id: str) -> Results | None:
+def results_of(run_id: str) -> RunResults | None:
     """The results of a finished scenario run; none of one whose version kept them in another form."""
     with contextlib.suppress(CscError):
-        record = find_run(run_id).record
-        return None if record is None else record.run
+        last = find_run(run_id).registered_task
+        return None if last is None else last.run
     return None
 
 
-def max_entropy_pair(run_id: str) -> dict[str, Results]:
+def max_entropy_pair(run_id: str) -> dict[str, RunResults]:
     """The results of a scenario run and of another that differs from it only in having no max-entropy, or in having it.
 
-    First comes the one without, each by what it is; empty if there is no such other run.
+    The captions are the keys, the one without max-entropy comes first; empty if there is no such other run.
     """
     with connected() as client:
         own = client.get_run(run_id)
         same = {key: own.data.tags[key] for key in ("csc.role", "csc.scenario", "csc.method", "csc.seed", "csc.data")}
-        for other in search_runs(client, with_tags(same), FINISHED, order_by=NEWEST):
+        for other in search_runs(client, tag_filter(same), FINISHED, order_by=NEWEST):
             pair = {float(run.data.params.get(_BETA, 0)): run for run in (own, other)}
             if len(pair) == 2 and 0 in pair and _params_without_beta(own) == _params_without_beta(other):
                 names = {0.0: "without max-entropy", max(pair): f"with max-entropy, β = {max(pair):g}"}
-                records = {name: _tracked(client, pair[beta]).record for beta, name in names.items()}
-                found = {name: record.run for name, record in records.items() if record is not None}
+                tasks = {name: _tracked(client, pair[beta]).registered_task for beta, name in names.items()}
+                found = {name: task.run for name, task in tasks.items() if task is not None}
                 return found if len(found) == 2 else {}
     return {}
 
@@ -115,7 +114,7 @@ def finished_tasks(key: str) -> dict[int, float]:
 
 
 def _finished_tasks(client: "MlflowClient", key: str) -> "dict[int, Run]":
-    found = search_runs(client, with_tags({"csc.role": "task", "csc.run_key": key}), FINISHED)
+    found = search_runs(client, tag_filter({"csc.role": "task", "csc.run_key": key}), FINISHED)
     return {task_of(run.data.tags): run for run in found if "mAP" in run.data.metrics}
 
 
@@ -124,11 +123,11 @@ def _run(client: "MlflowClient", words: str) -> "Run | None":
     if "'" in words:  # no name here has one, and it would end the text in a query
         return None
     conditions = [f"attributes.run_id = '{words}'", f"attributes.run_name = '{words}'"]
-    conditions.append(with_tags({"csc.scenario": words}))
+    conditions.append(tag_filter({"csc.scenario": words}))
     for method in methods():
         if words.endswith(f"-{method}"):
-            conditions.append(with_tags({"csc.scenario": words.removesuffix(f"-{method}"), "csc.method": method}))
-    scenarios = with_tags({"csc.role": "scenario"})
+            conditions.append(tag_filter({"csc.scenario": words.removesuffix(f"-{method}"), "csc.method": method}))
+    scenarios = tag_filter({"csc.role": "scenario"})
     for query in [(scenarios, condition) for condition in conditions] if words else [(scenarios,)]:
         if found := search_runs(client, *query, max_results=1, order_by=NEWEST):
             return found[0]
@@ -141,7 +140,7 @@ def _run_of_model(client: "MlflowClient", uri: str) -> "Run | None":
     if address is None:
         raise TrackingError(f"{uri}: expected models:/NAME, models:/NAME@ALIAS or models:/NAME/VERSION")
     tags = {"csc.role": "scenario", "csc.run_key": address.version(client).tags.get("csc.run_key", "")}
-    return next(iter(search_runs(client, with_tags(tags), max_results=1, order_by=NEWEST)), None)
+    return next(iter(search_runs(client, tag_filter(tags), max_results=1, order_by=NEWEST)), None)
 
 
 def close_run(scenario: str, data: str, config: str, state: str, extended: str = "") -> bool:

@@ -12,13 +12,13 @@ from csc.artifacts import RegisteredTask
 from csc.errors import BadModel
 from csc.model import ModelCard, read_card
 from csc.tracking.calls import connected
-from csc.tracking.registry import load_record, local_model
+from csc.tracking.registry import load_registered_task, local_model
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
     from mlflow.tracking import MlflowClient
 
-__all__ = ["Address", "find_version", "version_card"]
+__all__ = ["Address", "registered_card", "registered_task_at"]
 
 _ADDRESS = re.compile(r"models:/(?P<name>[^/@]+)(@(?P<alias>[^/@]+)|/(?P<number>[1-9]\d*))?")
 
@@ -48,7 +48,7 @@ class Address:
         return client.get_model_version_by_alias(self.name, self.alias or "final")
 
 
-def find_version(uri: str) -> RegisteredTask:
+def registered_task_at(uri: str) -> RegisteredTask:
     """What `register` kept of a version, which an alias or a number names; the result has its exact number."""
     address = Address.parse(uri)
     if address is None or not (address.alias or address.number):
@@ -61,7 +61,7 @@ def find_version(uri: str) -> RegisteredTask:
             found = address.version(client)
             if not found.run_id:  # somebody else made it
                 raise unknown
-            kept = load_record(client, found.run_id)
+            kept = load_registered_task(client, found.run_id)
         except MlflowException as error:
             if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
                 raise
@@ -69,12 +69,12 @@ def find_version(uri: str) -> RegisteredTask:
     return replace(kept, model=replace(kept.model, name=found.name, version=str(found.version)))
 
 
-def version_card(version: RegisteredTask) -> ModelCard:
-    """The card of a version."""
-    if (folder := local_model(version.model)) is not None:
+def registered_card(task: RegisteredTask) -> ModelCard:
+    """The card of a registered task's model."""
+    if (folder := local_model(task.model)) is not None:
         return read_card(folder)
     with connected(), tempfile.TemporaryDirectory(prefix="csc-card-") as aside:
         import mlflow
 
-        file = mlflow.artifacts.download_artifacts(f"{version.model.uri}/data/model/model.json", dst_path=aside)
+        file = mlflow.artifacts.download_artifacts(f"{task.model.uri}/data/model/model.json", dst_path=aside)
         return read_card(Path(file).parent)

@@ -53,7 +53,7 @@ def calibrate(objective: "Objective", prior_folder: Path | None) -> dict[str, An
     examples, classes = objective.examples, objective.classes
     if objective.method.solves:
         return {"temperature": 1.0, "thresholds": dict.fromkeys(classes, objective.config.threshold)}
-    rows = np.sort(np.random.default_rng([examples.seed, 4]).permutation(examples.own)[:MOST_IMAGES])
+    rows = np.sort(np.random.default_rng([examples.seed, 4]).permutation(examples.task_rows)[:MOST_IMAGES])
     logits, targets = objective.logits(rows.tolist()).numpy(), examples.view.targets()[rows]
     old = 0 if objective.config.labels == "seen" else len(classes) - objective.new
     thresholds = best_thresholds(_sigmoid(logits[:, old:]), targets[:, old:])

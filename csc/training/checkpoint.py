@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from csc.errors import BadData, BadModel
 from csc.model import save_tensors
-from csc.storage import atomic_file, regular
+from csc.storage import atomic_file, regular_file
 from csc.training.optimiser import laid_out_like
 
 __all__ = ["Checkpoint", "EpochLog", "Position"]
@@ -111,7 +111,7 @@ class Checkpoint:
     def _read(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """What the file holds, if its bytes are those that were written."""
         try:
-            with safe_open(regular(self.path), framework="pt") as file:
+            with safe_open(regular_file(self.path), framework="pt") as file:
                 header = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except FileNotFoundError:

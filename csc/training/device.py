@@ -12,7 +12,7 @@ from csc.nets.backbone import Backbone
 from csc.nets.folding import fold_batch_norms
 from csc.nets.network import Network
 
-__all__ = ["Precision", "for_inference", "keep_memory", "memory_format", "to_device"]
+__all__ = ["Precision", "disable_malloc_trim", "for_inference", "memory_format", "to_device"]
 
 CHANNELS_LAST_ON_CPU = ("tf_efficientnet", "efficientnet", "tresnet", "test_resnet")
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's malloc.h
@@ -42,7 +42,7 @@ class Precision:
 def to_device(network: Network, config: Config, device: torch.device, *, learns: bool = True) -> Network:
     """Move a network to a device; it is the same network afterwards."""
     if device.type == "cpu":
-        keep_memory()
+        disable_malloc_trim()
     return network.to(device).to(memory_format=memory_format(config, device, learns=learns))
 
 
@@ -65,7 +65,7 @@ def memory_format(config: Config, device: torch.device, *, learns: bool = True) 
     return torch.channels_last if wanted == "on" or (wanted == "auto" and auto) else torch.contiguous_format
 
 
-def keep_memory() -> None:
+def disable_malloc_trim() -> None:
     """Have the memory that this process frees stay with it, for its next step.
 
     A step frees gigabytes and asks for them again. glibc gives large pieces back to the system at once, which then has

@@ -28,12 +28,12 @@ class ExemplarLabels:
         memory, device = examples.memory, examples.group.device
         if memory is None:
             return None
-        shape = examples.own, len(examples.view.classes)
+        shape = examples.task_rows, len(examples.view.classes)
         known, nothing = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape)
         known[:, -new:] = True
         stored = torch.arange(shape[1]) < torch.from_numpy(memory.stored).unsqueeze(1)
         return cls(
-            own=examples.own,
+            own=examples.task_rows,
             old=shape[1] - new,
             known=torch.cat([known, torch.from_numpy(memory.known_mask())]).to(device),
             logits=torch.cat([nothing, torch.from_numpy(memory.logits)]).to(device),

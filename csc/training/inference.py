@@ -36,10 +36,10 @@ def outputs(
     Every process of the group gets all of them.
     """
     size = 2 * config.train.batch_size * group.world
-    steps = [rows[start : start + size] for start in range(0, len(rows), size)]
-    batches = plain_batches(view, [group.shard(step) for step in steps], config, features, group.device)
-    for step, batch in zip(steps, batches, strict=True):
+    shares = [rows[start : start + size] for start in range(0, len(rows), size)]
+    batches = plain_batches(view, [group.shard(share) for share in shares], config, features, group.device)
+    for share, batch in zip(shares, batches, strict=True):
         with torch.inference_mode():
             values = function(batch.to(group.device).images).float()
-            gathered = group.gather(values, len(step)).cpu()
-        yield torch.tensor(step), gathered
+            gathered = group.gather(values, len(share)).cpu()
+        yield torch.tensor(share), gathered

@@ -44,7 +44,7 @@ class Trainer:
     new: int  # how many of the view's classes are new
     task: int
     title: str  # how the progress line names the task
-    checkpoint: Path  # file that keeps the state between epochs
+    checkpoint_file: Path  # file that keeps the state between epochs
     origin: str = ""  # of the network and the prior; a checkpoint of another origin is not resumed
     frozen_parameters: tuple[str, ...] = ()  # that must not learn (grown layers under the release's quirk)
     optimizer_state: Path | None = None  # moments of the task before to start with (under the release's quirk)
@@ -61,8 +61,8 @@ class Trainer:
         self.method = build_method(config, self.state)
         self.is_base = self.task == 1 or not self.method.continues  # the network has learned nothing so far
         self.backbone_is_frozen = not config.backbone.learns(is_base=self.is_base)
-        draws = self.method.draws
-        self.examples = Examples(config, self.view, self.task, self.memory, draws, self.features, self.group)
+        replays = self.method.replay_batches
+        self.examples = Examples(config, self.view, self.task, self.memory, replays, self.features, self.group)
         self.closed_form_head = self.network.head if self.method.solves else None
         if self.closed_form_head is not None and not self.backbone_is_frozen:
             # The backbone learns under a plain head; the one that is solved for comes after it.
@@ -76,8 +76,8 @@ class Trainer:
         self.optimizer = make_optimizer(self.network, config.train, rate)
         if self.optimizer_state is not None:
             inherit_moments(self.optimizer, self.network, self.optimizer_state)
-        self.steps = -(-len(self.examples.order(0)) // config.train.accumulate)  # of an epoch
-        self.scheduler = make_schedule(self.optimizer, config.train, config.train.epochs * self.steps)
+        self.updates_per_epoch = -(-len(self.examples.epoch_draws(0)) // config.train.accumulate)
+        self.scheduler = make_schedule(self.optimizer, config.train, config.train.epochs * self.updates_per_epoch)
         self.precision = Precision.of(config, device)
         networks = self.network, self.prior
         self.objective = Objective(
@@ -87,7 +87,7 @@ class Trainer:
         view = self.examples.view
         key = config.fingerprint(view.fingerprint, self.origin, str(self.task), *view.classes)
         moving = self.network, self.optimizer, self.scheduler, self.precision.scaler
-        self.keeper = Checkpoint(self.checkpoint, key, *moving)
+        self.checkpoint = Checkpoint(self.checkpoint_file, key, *moving)
 
     def run(self) -> list[EpochLog]:
         """Train the task: its epochs, and the closed form of a method that has one; return one log for each.
@@ -107,8 +107,8 @@ class Trainer:
         A process that is asked to stop (SIGTERM) saves a checkpoint after the update under way and ends with code 143.
         """
         position = self._restore()
-        finished = len(position.log) + position.updates / self.steps
-        progress = Progress(self.title, self.config.train.epochs, self.examples.shown, finished=finished)
+        finished = len(position.log) + position.updates / self.updates_per_epoch
+        progress = Progress(self.title, self.config.train.epochs, self.examples.images_per_epoch, finished=finished)
         epochs = range(len(position.log), self.config.train.epochs)
         batches = self.examples.batches(epochs, skip=position.updates * self.config.train.accumulate)
         with stop_request() as request:
@@ -116,7 +116,7 @@ class Trainer:
                 terms, speed = self._epoch(batches, progress, position, request)
                 position = Position([*position.log, {**terms, "loss": sum(terms.values()), **speed}])
                 if self.group.is_main:
-                    self.keeper.save(position)
+                    self.checkpoint.save(position)
                     progress.epoch(epoch, terms)
                     self.on_epoch(epoch, position.log[-1])
         return position.log
@@ -131,7 +131,7 @@ class Trainer:
         self._train_mode()
         epoch, images = len(position.log), 0
         started, waited = time.monotonic(), batches.waited
-        order, accumulate = self.examples.order(epoch), self.config.train.accumulate
+        order, accumulate = self.examples.epoch_draws(epoch), self.config.train.accumulate
         updates = [order[start : start + accumulate] for start in range(0, len(order), accumulate)]
         self.watch = FiniteWatch(self.group.device, skipped=position.updates)
         for update in updates[position.updates :]:
@@ -146,7 +146,7 @@ class Trainer:
             if self.group.is_main:
                 progress.advance(epoch, shown)
         self._check_finite(epoch, updates)
-        terms = {name: float(value) / self.steps for name, value in position.terms.items()}
+        terms = {name: float(value) / self.updates_per_epoch for name, value in position.terms.items()}
         seconds = time.monotonic() - started
         waiting = (batches.waited - waited) / seconds
         return terms, {"images_per_second": images / seconds, "waiting": waiting}
@@ -196,30 +196,31 @@ class Trainer:
         self.network.head = head.to(self.group.device)
         started = time.monotonic()
         terms = self.method.solve(self.objective)
-        speed = self.examples.own / (time.monotonic() - started)
+        speed = self.examples.task_rows / (time.monotonic() - started)
         log = {**terms, "loss": sum(terms.values()), "images_per_second": speed, "waiting": 0.0}
         if self.group.is_main:
-            print(f"{self.title} · solved from {self.examples.own:,} images · {speed:.0f} images/s", flush=True)
+            print(f"{self.title} · solved from {self.examples.task_rows:,} images · {speed:.0f} images/s", flush=True)
             self.on_epoch(epoch, log)
         return log
 
     def _restore(self) -> Position:
         """How far an earlier try came, with its state in place; a damaged checkpoint is reported and not used."""
         try:
-            position = self.keeper.restore()
+            position = self.checkpoint.restore()
         except BadModel as error:
             position = Position()
             if self.group.is_main:
                 print(f"{self.title} starts again: {error}", flush=True)
-        if not self.group.agree(len(position.log) * self.steps + position.updates):
-            raise BadData(f"{self.checkpoint}: not seen alike by all processes; put it where all nodes can read it")
+        if not self.group.agree(len(position.log) * self.updates_per_epoch + position.updates):
+            file = self.checkpoint_file
+            raise BadData(f"{file}: not seen alike by all processes; put it where all nodes can read it")
         return position
 
     def _stop(self, position: Position) -> NoReturn:
         """Save what the next try resumes from and end the process; all processes do so after the same update."""
         if self.group.is_main:
-            self.keeper.save(position)
-            done = f"update {position.updates} of {self.steps} in epoch {len(position.log) + 1}"
+            self.checkpoint.save(position)
+            done = f"update {position.updates} of {self.updates_per_epoch} in epoch {len(position.log) + 1}"
             print(f"{self.title} · asked to stop · saved after {done}; the next try resumes there", flush=True)
         self.group.any(flag=False)  # no process leaves before the checkpoint is written
         raise SystemExit(STOPPED)
@@ -230,7 +231,7 @@ class Trainer:
         if found is None:
             return
         what, number, rate = found
-        file = self.checkpoint.with_suffix(".not-finite.txt")
+        file = self.checkpoint_file.with_suffix(".not-finite.txt")
         rows = [row for draws in updates[number] for draw in draws for row in draw.rows]
         if self.group.is_main:
             with atomic_file(file) as temporary:
@@ -238,8 +239,9 @@ class Trainer:
                 temporary.write_text("\n".join(ids) + "\n", encoding="utf-8")
         setting = "train.lr_base" if self.is_base else "train.lr"
         raise NotFinite(
-            f"{self.title}: the {what} is not a number in epoch {epoch + 1}, update {number + 1} of {self.steps}, at a "
-            f"learning rate of {rate:.3g}; its images are listed in {file}; lower {setting} or set train.clip=1"
+            f"{self.title}: the {what} is not a number in epoch {epoch + 1}, update {number + 1} of "
+            f"{self.updates_per_epoch}, at a learning rate of {rate:.3g}; its images are listed in {file}; "
+            f"lower {setting} or set train.clip=1"
         )
 
     def _freeze(self) -> None:

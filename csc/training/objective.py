@@ -101,25 +101,25 @@ class Objective:
     def features(self, pool: Callable[[Tensor], Tensor]) -> Tensor:
         """What a function of the last maps gives for the task's own images (rows, …), in evaluation mode."""
         network = self.network.eval()
-        return self.examples.outputs(lambda images: pool(network.features(images)), range(self.examples.own))
+        return self.examples.outputs(lambda images: pool(network.features(images)), range(self.examples.task_rows))
 
     def labels(self) -> Tensor:
         """Labels of the task's own images (rows, n), zero where they are unknown."""
-        return torch.from_numpy(self.examples.view.targets()[: self.examples.own]).float()
+        return torch.from_numpy(self.examples.view.targets()[: self.examples.task_rows]).float()
 
     def image_digests(self) -> Tensor:
         """A number (rows,) for each of the task's own images, by its name and its data set."""
         view = self.examples.view
-        names = [f"{view.fingerprint}/{name}" for name in view.table["image_id"].to_pylist()[: self.examples.own]]
+        names = [f"{view.fingerprint}/{name}" for name in view.table["image_id"].to_pylist()[: self.examples.task_rows]]
         digests = [hashlib.blake2b(name.encode(), digest_size=8).digest() for name in names]
         return torch.from_numpy(np.frombuffer(b"".join(digests), np.int64).copy())
 
-    def plain_batches(self, size: int, most: int) -> Iterator[Batch]:
+    def sample_batches(self, size: int, most: int) -> Iterator[Batch]:
         """The task's own images without augmentation, drawn at random, at most so many."""
         examples = self.examples
-        rows = np.random.default_rng([examples.seed, 3]).permutation(examples.own)[:most].tolist()
-        steps = [rows[start : start + size] for start in range(0, len(rows), size)]
-        for batch in plain_batches(examples.view, steps, self.config, examples.features, self.device):
+        rows = np.random.default_rng([examples.seed, 3]).permutation(examples.task_rows)[:most].tolist()
+        parts = [rows[start : start + size] for start in range(0, len(rows), size)]
+        for batch in plain_batches(examples.view, parts, self.config, examples.features, self.device):
             yield batch.to(self.device)
 
     def terms(self, batch: Batch, draws: Sequence[Draw], others: Sequence[Sequence[Draw]] = ()) -> dict[str, Tensor]:
@@ -135,8 +135,8 @@ class Objective:
         own = [len(self.group.shard(range(size))) for size in sizes]
         with self.precision.autocast:
             outputs, prior, drawn = self._outputs(batch, own[0])
-            learner = outputs if drawn is None else outputs.of(slice(sum(own)))
-            distances = self._distances(learner.of(slice(own[0])), prior)
+            learner = outputs if drawn is None else outputs.rows(slice(sum(own)))
+            distances = self._distances(learner.rows(slice(own[0])), prior)
 
         def gather(values: Tensor) -> list[Tensor]:
             """The rows of all processes: those of the task, then those of each draw."""
@@ -160,7 +160,7 @@ class Objective:
         inputs = LossInputs(logits[0], targets[0], self.new, prior_logits, known, per_image, replays, share)
         terms = self.method.loss(inputs) | self.method.penalty(self.network)
         if drawn is not None:
-            loss = self._loss_of_drawn(outputs.of(slice(sum(own), None)), drawn, share)
+            loss = self._loss_of_drawn(outputs.rows(slice(sum(own), None)), drawn, share)
             terms["drawn"] = self.config.statistics.weight * loss
         return terms
 

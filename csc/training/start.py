@@ -110,7 +110,7 @@ def _grown(settings: Config, prior: Network, task: Task, card: ModelCard, prior_
 def _shape(settings: Config) -> object:
     """What of the settings decides the shape of the head."""
     kind = HEADS[settings.head].settings
-    return settings.of(kind) if kind else None
+    return settings.group(kind) if kind else None
 
 
 def _check_prior(before: ModelCard, settings: Config, card: ModelCard, task: Task) -> None:

@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from csc.errors import BadData
 from csc.pipelines.cluster.endpoint import Endpoint, EndpointError
-from csc.pipelines.cluster.steps import REUSED, RunView, StepView
+from csc.pipelines.cluster.steps import REUSED, RunStatus, StepStatus
 from csc.report.text import printable_line
 from csc.storage import list_below, read_bytes
 
@@ -16,21 +16,21 @@ DEFAULT_ROOT = "minio://mlpipeline/v2/artifacts"  # where Kubeflow Pipelines kee
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "MLFLOW_S3_ENDPOINT_URL")
 
 
-def choose_step(view: RunView, wanted: str | None) -> StepView:
+def choose_step(status: RunStatus, wanted: str | None) -> StepStatus:
     """The step that a person means by its title or some words of it, such as `ingest` or `2/train`.
 
     If nothing is `wanted`, it is the step that failed, else the last one that began.
     """
     if wanted is None:
-        begun = [step for step in view.steps if step.state != REUSED]
+        begun = [step for step in status.steps if step.state != REUSED]
         if not begun:
             raise EndpointError("no step of this run has begun yet, or all were reused")
-        return view.failed or begun[-1]
+        return status.failed or begun[-1]
     words = _words(wanted)
-    matching = [step for step in view.steps if words and words <= _words(step.title)]
+    matching = [step for step in status.steps if words and words <= _words(step.title)]
     if len(matching) == 1:
         return matching[0]
-    titles = ", ".join(step.title for step in matching or view.steps)
+    titles = ", ".join(step.title for step in matching or status.steps)
     if matching:
         raise EndpointError(
             f"'{wanted}' is the name of several steps: {titles}; give a number too, for instance 2/{wanted}"
@@ -38,14 +38,14 @@ def choose_step(view: RunView, wanted: str | None) -> StepView:
     raise EndpointError(f"no step '{wanted}' has begun; there are: {titles or 'none'}")
 
 
-def log_lines(endpoint: Endpoint, view: RunView, step: StepView, namespace: str) -> list[str]:
+def log_lines(endpoint: Endpoint, status: RunStatus, step: StepStatus, namespace: str) -> list[str]:
     """The lines that the last try of a step has printed, without control characters; `namespace` is of its pods."""
     if step.state == REUSED:
         raise EndpointError(f"{step.title} was reused: its log is that of the run that made it")
     try:
-        text = endpoint.log(view.run, step.pod, namespace)
+        text = endpoint.log(status.run, step.pod, namespace)
     except EndpointError as error:
-        stored = _from_bucket(view, step)
+        stored = _from_bucket(status, step)
         if stored is None:
             command = f"kubectl -n {namespace} logs {step.pod} -c main"
             raise EndpointError(f"{step.title}: no log from here ({error}); try: {command}", error.status) from None
@@ -53,18 +53,18 @@ def log_lines(endpoint: Endpoint, view: RunView, step: StepView, namespace: str)
     return [printable_line(line) for line in text.rstrip("\n").split("\n")]
 
 
-def _from_bucket(view: RunView, step: StepView) -> str | None:
+def _from_bucket(status: RunStatus, step: StepStatus) -> str | None:
     """The log that the last try of a step left in Kubeflow's bucket; none if it is not to be found there.
 
     It lies below the run and the name of the step in a folder of random name, one for each task, with the outputs of
     the step. A step that failed has no outputs; of others the log tells the task.
     """
-    run = view.run
+    run = status.run
     root = run.runtime_config.pipeline_root or DEFAULT_ROOT
     scheme, _, bucket = root.partition("://")
     if scheme not in ("s3", "minio") or not any(os.environ.get(name) for name in _ENDPOINTS):
         return None
-    prefix = f"s3://{bucket.partition('?')[0].rstrip('/')}/{view.spec.pipeline_info.name}/{run.run_id}/{step.key[-1]}"
+    prefix = f"s3://{bucket.partition('?')[0].rstrip('/')}/{status.spec.pipeline_info.name}/{run.run_id}/{step.key[-1]}"
     texts = []
     try:
         folders: dict[str, list[str]] = defaultdict(list)

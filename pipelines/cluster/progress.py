@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from csc.config import resolve
 from csc.config.schema import Config
 from csc.errors import CscError, TrackingError
-from csc.pipelines.cluster.steps import RunView
+from csc.pipelines.cluster.steps import RunStatus
 from csc.pipelines.cluster.titles import loops
 from csc.report.text import single_line
 from csc.scenario import Scenario
@@ -31,21 +31,21 @@ _ANSWER_SECONDS = 5  # of one request
 _TOTAL_SECONDS = 20.0  # for all scenario runs of a study
 
 
-def progress_lines(view: RunView, uri: str) -> list[str]:
+def progress_lines(status: RunStatus, uri: str) -> list[str]:
     """How far every task has come, one line each; none without a uri, or if nothing answers there at once."""
-    wanted = scenarios_of(view) if uri else []
+    wanted = scenarios_of(status) if uri else []
     lines = []
     with contextlib.suppress(TrackingError, ImportError), _reached(uri) as deadline:
         for scenario, config in wanted:
             before = f"{scenario} {config.method} seed {config.seed} · " if len(wanted) > 1 else ""
-            for _, tasks in _matching(view, scenario, config, deadline)[:1]:
+            for _, tasks in _matching(status, scenario, config, deadline)[:1]:
                 lines += [f"{f'MLflow · {before}task {task.task}':<24} {_progress(task, config)}" for task in tasks]
     return lines
 
 
-def kill_tracked(view: RunView, uri: str) -> list[str] | None:
+def kill_tracked(status: RunStatus, uri: str) -> list[str] | None:
     """Mark what is open as killed; return the names of these runs, or none if the server does not answer."""
-    wanted = scenarios_of(view) if uri else []
+    wanted = scenarios_of(status) if uri else []
     if not wanted:
         return []
     closed = []
@@ -55,19 +55,19 @@ def kill_tracked(view: RunView, uri: str) -> list[str] | None:
 
         for scenario, config in wanted:
             title = run_title(scenario, config)
-            keys = [run.tags["csc.run_key"] for run, _ in _matching(view, scenario, config, deadline)]
+            keys = [run.tags["csc.run_key"] for run, _ in _matching(status, scenario, config, deadline)]
             names = map(single_line, close_runs(keys, "KILLED"))
             closed += [name if name == title else f"{title} {name}" for name in names]
         return closed
     return None
 
 
-def scenarios_of(view: RunView) -> list[tuple[str, Config]]:
+def scenarios_of(status: RunStatus) -> list[tuple[str, Config]]:
     """The scenarios that a run works on, with their settings: one, or those of a study's loops."""
-    asked = [(name, settings) for name, items in loops(view.spec) for settings in items]
+    asked = [(name, settings) for name, items in loops(status.spec) for settings in items]
     if not asked:
-        name = view.spec.pipeline_info.name.removeprefix("csc-")
-        arguments = view.run.runtime_config.parameters or {}
+        name = status.spec.pipeline_info.name.removeprefix("csc-")
+        arguments = status.run.runtime_config.parameters or {}
         asked = [(name, str(arguments.get("config") or "{}"))]
     found = []
     for name, settings in asked:
@@ -81,13 +81,13 @@ def scenarios_of(view: RunView) -> list[tuple[str, Config]]:
 
 
 def _matching(
-    view: RunView, scenario: str, config: Config, deadline: float
+    status: RunStatus, scenario: str, config: Config, deadline: float
 ) -> "list[tuple[ScenarioRun, list[TaskProgress]]]":
     from csc.tracking.queries import progress_since
 
     if time.monotonic() > deadline:
         return []
-    since = view.run.created_at.timestamp() if view.run.created_at else time.time()
+    since = status.run.created_at.timestamp() if status.run.created_at else time.time()
     wanted = {key: str(value) for key, value in config.decisive().items()}
     return [
         (run, tasks)

@@ -14,7 +14,7 @@ from csc.pipelines.cluster.answers import seconds_between
 from csc.pipelines.cluster.endpoint import Endpoint, EndpointError
 from csc.pipelines.cluster.logs import log_lines
 from csc.pipelines.cluster.progress import progress_lines
-from csc.pipelines.cluster.steps import ENDED, FAILED, STARTING, RunView, StepView, view_of
+from csc.pipelines.cluster.steps import ENDED, FAILED, STARTING, RunStatus, StepStatus, run_status
 from csc.pipelines.profile import Profile
 from csc.report.text import single_line
 
@@ -44,28 +44,28 @@ class RemoteRun:
         """A command for this run that works as it is, in the same folder and environment."""
         return shlex.join(["csc", word, self.id, *self._flags])
 
-    def look(self) -> RunView:
+    def look(self) -> RunStatus:
         """How the run stands."""
         run = self.endpoint.run(self.id)
-        return view_of(run, self.endpoint.spec(run))
+        return run_status(run, self.endpoint.spec(run))
 
-    def log(self, view: RunView, step: StepView) -> list[str]:
+    def log(self, status: RunStatus, step: StepStatus) -> list[str]:
         """The lines that a step has printed; if they cannot be had, the error names the command that prints them."""
-        namespace = self._namespace or self.endpoint.namespace(view.run) or DEFAULT_NAMESPACE
-        return log_lines(self.endpoint, view, step, namespace)
+        namespace = self._namespace or self.endpoint.namespace(status.run) or DEFAULT_NAMESPACE
+        return log_lines(self.endpoint, status, step, namespace)
 
     def status(self) -> int:
         """Print the steps so far, what MLflow knows, and where the run stands; return the exit code."""
-        view = self.look()
-        print(single_line(view.run.display_name or self.id))
-        for step in view.steps:
+        status = self.look()
+        print(single_line(status.run.display_name or self.id))
+        for step in status.steps:
             print(step)
-        if not view.named:
-            more = f"; at least {view.unnamed} more have finished since" if view.unnamed else ""
+        if not status.named:
+            more = f"; at least {status.unnamed} more have finished since" if status.unnamed else ""
             print(f"{UNNAMED}{more}")
-        for line in progress_lines(view, self.tracking_uri):
+        for line in progress_lines(status, self.tracking_uri):
             print(line)
-        code = self._conclude(view)
+        code = self._conclude(status)
         print(self.endpoint.page(self.id))
         return code
 
@@ -73,15 +73,15 @@ class RemoteRun:
         """Print every change until the run has ended; return the exit code."""
         again = f"the run goes on: {self.command('status')}"
         try:
-            view = self._follow()
+            status = self._follow()
         except KeyboardInterrupt:
             print(f"csc: no longer watching; {again}", file=sys.stderr)
             return 130
         except EndpointError as error:
             raise EndpointError(f"{error}; {again}", error.status) from None
-        return self._conclude(view)
+        return self._conclude(status)
 
-    def _follow(self) -> RunView:
+    def _follow(self) -> RunStatus:
         """Print every change until the run has ended; a server that goes away for a while is waited for."""
         run = _retry(self.endpoint.run, self.id)
         spec = _retry(self.endpoint.spec, run)
@@ -93,39 +93,39 @@ class RemoteRun:
                 print(f"{datetime.now():%H:%M:%S}  {line}", flush=True)
 
         while True:
-            view = view_of(run, spec)
-            for step in view.steps:
+            status = run_status(run, spec)
+            for step in status.steps:
                 if step.state != STARTING:  # a driver takes seconds; of one that hangs 'csc status' tells
                     report(str(step), (step.key, step.state, step.tries))
-            if not view.named:
+            if not status.named:
                 report(UNNAMED, "unnamed")
-                for line in progress_lines(view, self.tracking_uri):
+                for line in progress_lines(status, self.tracking_uri):
                     report(line, line)
             if run.state in ENDED:
-                return view
+                return status
             time.sleep(POLL_SECONDS)
             run = _retry(self.endpoint.run, self.id)
 
-    def _conclude(self, view: RunView) -> int:
+    def _conclude(self, status: RunStatus) -> int:
         """Print where the run stands and, if it failed, at what and how that ended; return the exit code."""
-        print(outcome(view), flush=True)
-        failed = view.failed if view.run.state in ENDED else None
+        print(outcome(status), flush=True)
+        failed = status.failed if status.run.state in ENDED else None
         if failed is not None:
             if failed.pod:
                 print(f"pod         {failed.pod}")
             try:
-                lines = self.log(view, failed)[-LAST_LINES:]
+                lines = self.log(status, failed)[-LAST_LINES:]
             except EndpointError as error:
                 print(f"log         {error}")
             else:
                 print(f"log         {self.command('logs')}, which ends in")
                 print("\n".join(f"  {line}" for line in lines))
-        return 1 if view.run.state in FAILED else 0
+        return 1 if status.run.state in FAILED else 0
 
 
-def outcome(view: RunView) -> str:
+def outcome(status: RunStatus) -> str:
     """One line about where a run stands, with what it failed at."""
-    run, failed = view.run, view.failed
+    run, failed = status.run, status.failed
     line = f"run {single_line(run.state or 'PENDING').lower()}"
     if run.state in ENDED and (seconds := seconds_between(run.created_at, run.finished_at)):
         line += f" after {duration(seconds)}"

@@ -16,7 +16,7 @@ from csc.pipelines.cluster.titles import pod_template, title_of
 from csc.pipelines.cluster.workflow import DRIVER, Key, Path, find_paths, is_try, key_of, own_path, pod_name
 from csc.report.text import single_line
 
-__all__ = ["ENDED", "FAILED", "REUSED", "STARTING", "RunView", "StepView", "view_of"]
+__all__ = ["ENDED", "FAILED", "REUSED", "STARTING", "RunStatus", "StepStatus", "run_status"]
 
 ENDED = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")
 FAILED = ("FAILED", "CANCELED")
@@ -26,7 +26,7 @@ _NOT_BEGUN = ("", "RUNTIME_STATE_UNSPECIFIED")  # nodes that Argo left out after
 
 
 @dataclass(frozen=True)
-class StepView:
+class StepStatus:
     """A step that has begun."""
 
     title: str  # what people call it, `task 2 · train`
@@ -46,22 +46,22 @@ class StepView:
 
 
 @dataclass(frozen=True)
-class RunView:
+class RunStatus:
     """How a run stands; if its steps are no longer named, those that had not ended before are left out."""
 
     run: Run  # what the server says of it
     spec: Spec  # its pipeline; without any task if that was deleted
-    steps: list[StepView]  # those that the server names, in the order in which they began
+    steps: list[StepStatus]  # those that the server names, in the order in which they began
     named: bool = True  # whether it still names them
     unnamed: int = 0  # how many more have finished since; those that are reused or never cached do not count
 
     @property
-    def failed(self) -> StepView | None:
+    def failed(self) -> StepStatus | None:
         """The first step that failed."""
         return next((step for step in self.steps if step.state in FAILED), None)
 
 
-def view_of(run: Run, spec: Spec) -> RunView:
+def run_status(run: Run, spec: Spec) -> RunStatus:
     """How a run stands; without its pipeline the steps are called by their names in the workflow."""
     # The oldest first, and last what has not begun.
     listed = sorted(run.run_details.task_details or (), key=lambda node: (node.start is None, node.start))
@@ -72,11 +72,11 @@ def view_of(run: Run, spec: Spec) -> RunView:
     ended = [step for step in steps if step.state in (*ENDED, REUSED)]
     unnamed = _count_unnamed(listed)
     if unnamed or (run.state in ("SUCCEEDED", "FAILED") and len(ended) < len(steps)):
-        return RunView(run, spec, ended, False, unnamed)
-    return RunView(run, spec, steps)
+        return RunStatus(run, spec, ended, False, unnamed)
+    return RunStatus(run, spec, steps)
 
 
-def _steps(nodes: Sequence[Node], spec: Spec) -> Iterator[StepView]:
+def _steps(nodes: Sequence[Node], spec: Spec) -> Iterator[StepStatus]:
     """Steps by the paths of their nodes; of a node that is listed twice the newer one counts."""
     paths = find_paths(nodes)
     executors: dict[Key, list[Path]] = defaultdict(list)
@@ -100,7 +100,7 @@ def _steps(nodes: Sequence[Node], spec: Spec) -> Iterator[StepView]:
             yield _step(node, state, (*key[:-1], key[-1].removesuffix(DRIVER)), spec, tries or [path])
 
 
-def _step(node: Node, state: str, key: Key, spec: Spec, pods: Sequence[Path]) -> StepView:
+def _step(node: Node, state: str, key: Key, spec: Spec, pods: Sequence[Path]) -> StepStatus:
     """A step from the node that tells its times, its own or its driver's, and the paths of the nodes of its pods."""
     pod = ""
     if pods:
@@ -108,10 +108,10 @@ def _step(node: Node, state: str, key: Key, spec: Spec, pods: Sequence[Path]) ->
         pod = pod_name(last, pod_template(key, spec, driver=key_of(last)[-1].endswith(DRIVER)))
     took = seconds_between(node.start, node.end)
     error = single_line(node.error.message)
-    return StepView(title_of(key, spec), state, node.start, took, error, max(1, len(pods)), pod, key)
+    return StepStatus(title_of(key, spec), state, node.start, took, error, max(1, len(pods)), pod, key)
 
 
-def _mark_waiting(steps: list[StepView], nodes: Sequence[Node]) -> None:
+def _mark_waiting(steps: list[StepStatus], nodes: Sequence[Node]) -> None:
     """Mark the steps that run for Argo while their pod waits for a node or its image.
 
     A node of a pod does not tell its step: it is the last that began before the pod, of those with as many tries.

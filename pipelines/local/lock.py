@@ -16,13 +16,13 @@ from typing import TextIO
 from csc.errors import BadData, CscError
 from csc.tracking.tracked_run import close_run
 
-__all__ = ["LONGEST_TEMPORARY", "close_runs_on_failure", "is_running", "locked", "make_writable"]
+__all__ = ["LONGEST_TEMPORARY", "close_runs_on_failure", "is_running", "locked", "make_workdir"]
 
 _CLEARING_SECONDS = 3.0  # for which another run may hold the lock of a killed one, to clear up after it
 LONGEST_TEMPORARY = 58  # bytes of TMPDIR: the sockets of a step's processes are three names below, and have 107 at most
 
 
-def make_writable(workdir: Path) -> None:
+def make_workdir(workdir: Path) -> None:
     """Make the work folder, or say that it cannot be written."""
     try:
         (workdir / "runs").mkdir(parents=True, exist_ok=True)
@@ -37,7 +37,7 @@ def locked(workdir: Path, name: str, run: Mapping[str, str]) -> Iterator[Path]:
     The lock's file holds what the run is for as long as it goes on: its `scenario`, `data` and `config`, and `extended`
     if it extends a model. A file with content that nobody has locked is that of a killed run.
     """
-    make_writable(workdir)
+    make_workdir(workdir)
     if len(os.fsencode(root := tempfile.gettempdir())) > LONGEST_TEMPORARY:
         raise BadData(
             f"TMPDIR={root}: too long for the sockets of a run; name one of at most {LONGEST_TEMPORARY} bytes"

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from csc.artifacts import Registered, RegisteredTask, Run
+from csc.artifacts import RegisteredTask, RegisteredVersion, RunResults
 from csc.study import cells as cells_module
 from csc.study import claims as claims_module
 from csc.study import compare as compare_module
@@ -21,20 +21,20 @@ from tests.browser.conftest import DESK, PHONE, keep_screenshot, too_wide
 from tests.unit.test_report import make_run
 
 pytestmark = pytest.mark.slow
-MODEL = Registered("voc-b4c2-csc", "1", "m", "f", "r", "p")
+MODEL = RegisteredVersion("voc-b4c2-csc", "1", "m", "f", "r", "p")
 SIZES = (4, *[2] * 8)
 COLUMNS = {"last mAP": "mAP", "CF1": "CF1", "OF1": "OF1", "FPR": "FPR", "ECE": "ECE"}
 
 
 @pytest.fixture(scope="module")
-def runs() -> dict[str, Run]:
+def runs() -> dict[str, RunResults]:
     """Runs with and without max-entropy, with real metrics of made-up scores."""
     names = {"without H": 1, "with H": 2}
     return {name: make_run("voc-b4c2", "csc", sizes=SIZES, seed=seed) for name, seed in names.items()}
 
 
 @pytest.fixture
-def compared(runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch) -> str:
+def compared(runs: dict[str, RunResults], monkeypatch: pytest.MonkeyPatch) -> str:
     """The page of `csc compare` for two runs and a third with a long name."""
     monkeypatch.setattr(compare_module, "resampled", lambda run_id, task: None)
     names = ("csc", "csc · max_entropy.beta=0", "csc · backbone.name=tf_efficientnet_lite0 · train.epochs=3")
@@ -47,7 +47,7 @@ def compared(runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture
-def study(runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch) -> str:
+def study(runs: dict[str, RunResults], monkeypatch: pytest.MonkeyPatch) -> str:
     """The page of the study `figure3`, all of it finished."""
     asked = cells(read_study("figure3"), {"voc": DataSource("/data/voc", 20, "v" * 64)})
     known = {f"{cell.row.name} {cell.seed}": runs[cell.row.name] for cell in asked}
@@ -67,7 +67,7 @@ def study(runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.mark.parametrize("width", [DESK, PHONE])
 def test_a_comparison_shows_the_metrics_of_its_runs_and_fits(
-    compared: str, runs: dict[str, Run], open_page: Callable[..., Any], width: int
+    compared: str, runs: dict[str, RunResults], open_page: Callable[..., Any], width: int
 ):
     page = open_page(compared, width)
     keep_screenshot(page, f"compare-{'phone' if width == PHONE else 'desk'}")
@@ -81,13 +81,13 @@ def test_a_comparison_shows_the_metrics_of_its_runs_and_fits(
     assert too_wide(page) == []
 
 
-def _absent(run: Run) -> list[int]:
+def _absent(run: RunResults) -> list[int]:
     return [int(count) for count in run.last.metrics.confidence["negatives"]]
 
 
 @pytest.mark.parametrize("width", [DESK, PHONE])
 def test_the_study_of_figure_3_shows_its_metrics_and_both_histograms_and_fits(
-    study: str, runs: dict[str, Run], open_page: Callable[..., Any], width: int
+    study: str, runs: dict[str, RunResults], open_page: Callable[..., Any], width: int
 ):
     page = open_page(study, width)
     keep_screenshot(page, f"study-{'phone' if width == PHONE else 'desk'}")

@@ -14,7 +14,7 @@ from csc.config import resolve
 from csc.data.scores import Scores
 from csc.model import load_tensors, read_card
 from csc.pipelines.cluster.endpoint import Endpoint
-from csc.pipelines.cluster.steps import view_of
+from csc.pipelines.cluster.steps import run_status
 from csc.pipelines.profile import read_profile
 from csc.replay.memory import read_memory
 from csc.study.reading import read_study
@@ -109,7 +109,7 @@ def test_answers_of_kubeflow(content: bytes):
 
     def used() -> None:
         run = endpoint.run("run-1")
-        view = view_of(run, endpoint.spec(run))
+        view = run_status(run, endpoint.spec(run))
         for step in view.steps:
             str(step)
         endpoint.find_or_create("experiment", "csc")

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from csc.cli import main
-from csc.pipelines.cluster.steps import RunView, view_of
+from csc.pipelines.cluster.steps import RunStatus, run_status
 from csc.pipelines.scenario import compile_pipeline
 from csc.scenario import Scenario
 from tests.kfp_nodes import Scene, Workflow, pipeline_tree
@@ -36,18 +36,18 @@ def compiled(file: Path, on_cluster: bool) -> list[dict[str, Any]]:
     return list(yaml.load_all(file.read_text(), yaml.CSafeLoader))
 
 
-def shown(found: RunView) -> list[str]:
+def shown(found: RunStatus) -> list[str]:
     return [re.sub(" +", " ", str(step)) for step in found.steps]
 
 
-def moment(spec: dict[str, Any], scene: Scene, state: str = "RUNNING") -> RunView:
+def moment(spec: dict[str, Any], scene: Scene, state: str = "RUNNING") -> RunStatus:
     """The steps of a moment that no recording has."""
     details = Workflow(pipeline_tree(spec), WORKFLOW, scene).details()
-    return view_of(as_run({"run_id": "r", "state": state, "run_details": {"task_details": details}}), as_spec(spec))
+    return run_status(as_run({"run_id": "r", "state": state, "run_details": {"task_details": details}}), as_spec(spec))
 
 
 def test_a_recorded_run_on_its_way(spec: dict[str, Any]):
-    found = view_of(as_run(recorded("running")), as_spec(spec))
+    found = run_status(as_run(recorded("running")), as_spec(spec))
     assert shown(found) == [
         "ingest succeeded after 21 s",
         "task 1 · split-labels succeeded after 10 s",
@@ -60,7 +60,7 @@ def test_a_recorded_run_on_its_way(spec: dict[str, Any]):
 
 
 def test_a_recorded_run_that_failed(spec: dict[str, Any]):
-    found = view_of(as_run(recorded("failed")), as_spec(spec))
+    found = run_status(as_run(recorded("failed")), as_spec(spec))
     assert shown(found) == [
         "ingest succeeded after 21 s",
         "task 1 · split-labels succeeded after 10 s",
@@ -78,7 +78,7 @@ def test_a_recorded_run_that_failed(spec: dict[str, Any]):
 
 
 def test_a_recorded_run_from_the_cache(spec: dict[str, Any]):
-    found = view_of(as_run(recorded("cached")), as_spec(spec))
+    found = run_status(as_run(recorded("cached")), as_spec(spec))
     reused = [f"task {task} · {step} reused" for task in range(1, 6) for step in REUSED_TASK]
     assert shown(found) == ["ingest succeeded after 7 s", *reused, "report reused"]
     assert found.named
@@ -108,7 +108,7 @@ NAMED = [
 def test_a_recorded_run_over_1_mib_shows_what_is_known_and_how_many_more_there_are(
     spec: dict[str, Any], name: str, since: int
 ):
-    found = view_of(as_run(recorded(name)), as_spec(spec))
+    found = run_status(as_run(recorded(name)), as_spec(spec))
     assert shown(found) == NAMED
     assert (found.named, found.unnamed) == (False, since)
     if name == "succeeded":
@@ -120,7 +120,7 @@ def test_a_run_that_ended_while_its_steps_still_run_is_over_1_mib_too(spec: dict
     answer["run_details"]["task_details"] = [
         detail for detail in answer["run_details"]["task_details"] if "execution_id" not in detail
     ]
-    found = view_of(as_run(answer), as_spec(spec))
+    found = run_status(as_run(answer), as_spec(spec))
     assert (shown(found), found.named, found.unnamed, found.failed) == (NAMED, False, 0, None)
 
 
@@ -180,7 +180,7 @@ def test_of_a_node_that_is_listed_twice_the_newer_one_counts(spec: dict[str, Any
     again = failed | {"state": "RUNNING", "start_time": "2026-11-17T07:10:00Z", "end_time": "0001-01-01T00:00:00Z"}
     for index in (0, len(details)):
         answer["run_details"]["task_details"] = [*details[:index], again, *details[index:]]
-        assert shown(view_of(as_run(answer | {"state": "RUNNING"}), as_spec(spec)))[-1] == "task 2 · train running"
+        assert shown(run_status(as_run(answer | {"state": "RUNNING"}), as_spec(spec)))[-1] == "task 2 · train running"
 
 
 def test_a_step_whose_driver_failed_has_failed(spec: dict[str, Any]):
@@ -188,7 +188,7 @@ def test_a_step_whose_driver_failed_has_failed(spec: dict[str, Any]):
     for detail in answer["run_details"]["task_details"]:
         if "register-driver" in detail.get("display_name", ""):
             detail |= {"state": "FAILED", "end_time": "2026-11-17T06:58:53Z"}
-    found = view_of(as_run(answer), as_spec(spec))
+    found = run_status(as_run(answer), as_spec(spec))
     assert shown(found)[-1] == "task 1 · register failed after 30 s"
     assert found.failed is not None
     assert found.failed.pod.startswith("csc-digits-b0c2-mlsl7-system-container-driver-")
@@ -203,7 +203,7 @@ def test_a_cluster_without_tries_in_its_nodes_is_read_as_well(spec: dict[str, An
     """Older installations have no retry strategy for all templates."""
     details = Workflow(pipeline_tree(spec), WORKFLOW, scene, tries=False).details()
     assert not any("(0)" in detail.get("display_name", "") for detail in details)
-    found = view_of(
+    found = run_status(
         as_run({"run_id": "r", "state": "RUNNING", "run_details": {"task_details": details}}), as_spec(spec)
     )
     with_tries = moment(spec, scene)
@@ -245,7 +245,7 @@ def test_the_steps_of_a_study_tell_their_run(tmp_path: Path, monkeypatch: pytest
 
 
 def test_without_its_pipeline_steps_are_called_by_their_names_in_the_workflow():
-    found = view_of(as_run(recorded("failed")), as_spec({"root": {}}))
+    found = run_status(as_run(recorded("failed")), as_spec({"root": {}}))
     assert shown(found)[0] == "ingest succeeded after 21 s"
     assert shown(found)[-1] == "incremental-task · train failed after 1 min 21 s"
 
@@ -255,15 +255,15 @@ def test_pods_of_steps_with_retries_or_labels_have_other_names(documents: list[d
     train = spec["components"]["comp-incremental-task"]["dag"]["tasks"]["train"]
     run = as_run(recorded("failed"))
     train["retryPolicy"] = {"maxRetryCount": 3}
-    assert "-mlsl7-retry-system-container-impl-666018923" in view_of(run, as_spec(spec)).steps[-1].pod
+    assert "-mlsl7-retry-system-container-impl-666018923" in run_status(run, as_spec(spec)).steps[-1].pod
     label = spec["components"][train["componentRef"]["name"]]["executorLabel"]
     executors = {label: {"podMetadata": {"labels": {"a": "b", "c": "d"}}}}
     spec["platforms"] = {"kubernetes": {"deploymentSpec": {"executors": executors}}}
-    assert "-metadata-0-2-retry-system-container-impl-666018923" in view_of(run, as_spec(spec)).steps[-1].pod
+    assert "-metadata-0-2-retry-system-container-impl-666018923" in run_status(run, as_spec(spec)).steps[-1].pod
 
 
 @pytest.mark.parametrize("details", [None, []])
 def test_a_run_that_has_just_been_made_has_no_steps(spec: dict[str, Any], details: Any):
     for answer in ({"run_id": "r", "run_details": {"task_details": details}}, {"run_id": "r"}):
-        found = view_of(as_run(answer), as_spec(spec))
+        found = run_status(as_run(answer), as_spec(spec))
         assert (found.steps, found.named, found.unnamed) == ([], True, 0)

@@ -15,7 +15,7 @@ from csc.cli import main
 from csc.config.tree import flatten
 from csc.pipelines.cluster import progress as tracked
 from csc.pipelines.cluster.progress import scenarios_of
-from csc.pipelines.cluster.steps import view_of
+from csc.pipelines.cluster.steps import run_status
 from tests.kfp_recorded import as_run, as_spec, recorded
 from tests.kfp_server import KfpServer
 from tests.tracked import fresh_database
@@ -187,7 +187,7 @@ def test_a_study_has_the_scenario_runs_of_its_loops(tmp_path: Path):
     words = ["--methods", "csc,lwf", "--seeds", "0,1", "--profile", "there.yaml", "--compile", "study.yaml"]
     assert main(["study", "digits", *words]) == 0
     spec = next(yaml.load_all((tmp_path / "study.yaml").read_text(), yaml.CSafeLoader))
-    wanted = scenarios_of(view_of(as_run({"run_id": "r", "created_at": "2026-01-01T00:00:00Z"}), as_spec(spec)))
+    wanted = scenarios_of(run_status(as_run({"run_id": "r", "created_at": "2026-01-01T00:00:00Z"}), as_spec(spec)))
     assert sorted((scenario, config.method, config.seed) for scenario, config in wanted) == [
         ("digits-b0c2", "csc", 0),
         ("digits-b0c2", "csc", 1),
@@ -199,7 +199,7 @@ def test_a_study_has_the_scenario_runs_of_its_loops(tmp_path: Path):
 def test_the_settings_of_a_recorded_run_are_those_of_its_arguments():
     answer = recorded("running")
     spec = {"root": {}, "pipelineInfo": {"name": "csc-digits-b0c2"}}
-    ((scenario, config),) = scenarios_of(view_of(as_run(answer), as_spec(spec)))
+    ((scenario, config),) = scenarios_of(run_status(as_run(answer), as_spec(spec)))
     assert scenario == "digits-b0c2"
     given = dict(flatten(json.loads(answer["runtime_config"]["parameters"]["config"])))
     assert {key: given[key] for key in config.flat() if key in given} == {

@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 
 from csc.config import resolve
-from csc.methods.csc import CiGcn
-from csc.methods.krt import Krt
-from csc.methods.l2p import L2p
-from csc.methods.ridge import Ridge
+from csc.methods.csc import CigcnSettings
+from csc.methods.krt import KrtSettings
+from csc.methods.l2p import L2pSettings
+from csc.methods.ridge import RidgeSettings
 from csc.nets.activation import class_activation_maps, maps_of
 from csc.nets.analytic import AnalyticHead
 from csc.nets.attention import IncrementalCrossAttention
@@ -22,11 +22,11 @@ from csc.nets.prompts import PromptedBackbone
 FEATURES, CLASSES, HEIGHT, ACROSS = 6, 5, 3, 4
 GROUPS = (3, 2)
 HEADS = {
-    "cigcn": lambda: CIGCN(FEATURES, CLASSES, CiGcn(8)),
+    "cigcn": lambda: CIGCN(FEATURES, CLASSES, CigcnSettings(8)),
     "linear": lambda: LinearHead(FEATURES, CLASSES),
     "label graph": lambda: LabelGraph(FEATURES, CLASSES, 8),
-    "krt": lambda: IncrementalCrossAttention(FEATURES, GROUPS, Krt(width=8, heads=2)),
-    "ridge": lambda: AnalyticHead(FEATURES, CLASSES, Ridge(hidden=8), seed=0),
+    "krt": lambda: IncrementalCrossAttention(FEATURES, GROUPS, KrtSettings(width=8, heads=2)),
+    "ridge": lambda: AnalyticHead(FEATURES, CLASSES, RidgeSettings(hidden=8), seed=0),
 }
 
 
@@ -109,7 +109,7 @@ def test_of_a_transformer_with_a_linear_head_attention_is_rolled_out_from_the_po
 def test_of_prompts_they_are_attention_rolled_out_to_the_patches():
     torch.manual_seed(0)
     backbone = PromptedBackbone(
-        build_backbone(resolve("digits", {"method": "l2p"}).backbone), L2p(pool=6, length=3, chosen=2)
+        build_backbone(resolve("digits", {"method": "l2p"}).backbone), L2pSettings(pool=6, length=3, chosen=2)
     ).eval()
     network = Network(backbone, LinearHead(backbone.channels, CLASSES), (0.5,) * 3, (0.5,) * 3)
     images = torch.randint(0, 256, (2, 3, 48, 48), dtype=torch.uint8)

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from csc.artifacts import DatasetFacts, Metrics, Origin, Registered, RegisteredTask, Split, StudyOrder, Training
+from csc.artifacts import DatasetFacts, Metrics, Origin, RegisteredTask, RegisteredVersion, Split, StudyOrder, Training
 from csc.data.columns import from_numpy, strings
 from csc.data.scores import Scores
 from csc.data.views import View
@@ -28,7 +28,7 @@ CONTRACTS: tuple[Any, ...] = (
     Split("voc-b0c4", 2, 5, ("dog",), ("cat", "dog")),
     Training("train.parquet", 10, 1.5, {"torch": "2"}, [{"loss": 0.5}]),
     metrics(("cat", "dog")),
-    record(Registered("voc-b0c4-csc", "1", "m", "f", "r", "p")),
+    record(RegisteredVersion("voc-b0c4-csc", "1", "m", "f", "r", "p")),
 )
 every_contract = pytest.mark.parametrize("contract", CONTRACTS, ids=lambda one: type(one).__name__)
 
@@ -148,7 +148,7 @@ def test_a_number_that_is_not_finite_is_never_written(tmp_path: Path):
 NAMES = ("dog", "target:dog", "score:dog", "image_id", "score:", "target:target:dog", "a b/c\n", "")
 
 
-def view_of(labels: list[list[int]], classes: tuple[str, ...]) -> View:
+def run_status(labels: list[list[int]], classes: tuple[str, ...]) -> View:
     offsets = np.cumsum([0, *map(len, labels)]).astype(np.int32)
     values = np.array([label for row in labels for label in row], np.int16)
     lists = pa.ListArray.from_arrays(from_numpy(offsets), from_numpy(values))
@@ -157,7 +157,7 @@ def view_of(labels: list[list[int]], classes: tuple[str, ...]) -> View:
 
 
 def test_scores_of_classes_of_any_name_are_read_back(tmp_path: Path):
-    view = view_of([[0, 3], [1], [], [2, 4, 5, 6, 7]], NAMES)
+    view = run_status([[0, 3], [1], [], [2, 4, 5, 6, 7]], NAMES)
     confidences = np.random.default_rng(0).random((4, len(NAMES)), np.float32)
     Scores.write(view, [confidences[:3], confidences[3:]], tmp_path / "scores.parquet")
     found = Scores.read(tmp_path / "scores.parquet")
@@ -167,7 +167,7 @@ def test_scores_of_classes_of_any_name_are_read_back(tmp_path: Path):
 
 
 def test_any_flipped_bit_of_scores_is_noticed_or_makes_no_difference(tmp_path: Path):
-    view, path = view_of([[0], [1], [0, 1]], ("cat", "dog")), tmp_path / "scores.parquet"
+    view, path = run_status([[0], [1], [0, 1]], ("cat", "dog")), tmp_path / "scores.parquet"
     confidences = np.random.default_rng(0).random((3, 2), np.float32)
     Scores.write(view, [confidences], path)
     whole, noticed = path.read_bytes(), 0

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from csc.methods.csc import CiGcn
+from csc.methods.csc import CigcnSettings
 from csc.nets.ci_gcn import CIGCN
 from csc.nets.head import grow, grown_parameters
 
@@ -18,7 +18,7 @@ CLASSES = OLD + NEW  # fewer than the positions of a map
 MANY = HEIGHT * ACROSS + 2  # more than the positions: the transform comes before the masks
 CORRELATIONS = ("G->S", "Z->S", "Z->Z")
 VARIANTS = [
-    CiGcn(WIDTH, *values)
+    CigcnSettings(WIDTH, *values)
     for values in product(
         CORRELATIONS, ("softmax", "sigmoid"), ("spatial", "class"), ("max", "avg"), ("mean", "sum"), (False, True)
     )
@@ -44,12 +44,12 @@ CLASS_SIZED = {
 }
 
 
-def variant_name(config: CiGcn) -> str:
+def variant_name(config: CigcnSettings) -> str:
     ending = "-plain" if config.plain else ""
     return f"{config.correlation}-{config.masks}-{config.mask_axis}-{config.pooling}-{config.fusion}{ending}"
 
 
-def settled_head(config: CiGcn, classes: int = CLASSES, seed: int = 0) -> CIGCN:
+def settled_head(config: CigcnSettings, classes: int = CLASSES, seed: int = 0) -> CIGCN:
     """A head in eval mode whose every tensor, batch-norm statistics included, has a value that matters."""
     torch.manual_seed(seed)
     head = CIGCN(FEATURES, classes, config).eval()
@@ -109,7 +109,7 @@ def gather(matrix: list[list[float]], nodes: list[list[float]]) -> list[list[flo
     return result
 
 
-def masks_by_loops(config: CiGcn, S: list[list[float]]) -> list[list[float]]:
+def masks_by_loops(config: CigcnSettings, S: list[list[float]]) -> list[list[float]]:
     """Masks of S, both [class][position]."""
     classes, positions = range(len(S)), range(len(S[0]))
     if config.masks == "sigmoid":
@@ -132,7 +132,7 @@ def specific_matrix_by_loops(weights: dict[str, list], V1: list[list[float]]) ->
     return [[sigmoid(value) for value in layer(weights, "specific_cm", g + V1[j])] for j in range(n)]
 
 
-def logits_by_loops(config: CiGcn, weights: dict[str, list], image: np.ndarray) -> list[float]:
+def logits_by_loops(config: CigcnSettings, weights: dict[str, list], image: np.ndarray) -> list[float]:
     """Logits of one image (features, h, w)."""
     vectors = [image[:, y, x].tolist() for y in range(image.shape[1]) for x in range(image.shape[2])]
     n = len(weights["class_maps.weight"])
@@ -160,7 +160,7 @@ def logits_by_loops(config: CiGcn, weights: dict[str, list], image: np.ndarray) 
 
 @pytest.mark.parametrize("classes", [CLASSES, MANY])
 @pytest.mark.parametrize("config", VARIANTS, ids=variant_name)
-def test_the_network_computes_the_equations(config: CiGcn, classes: int):
+def test_the_network_computes_the_equations(config: CigcnSettings, classes: int):
     head, maps = settled_head(config, classes), feature_maps()
     weights = {name: value.double().tolist() for name, value in head.state_dict().items()}
     expected = [logits_by_loops(config, weights, image) for image in maps.double().numpy()]
@@ -175,7 +175,7 @@ def test_the_network_computes_the_equations(config: CiGcn, classes: int):
 @pytest.mark.parametrize("plain", [False, True])
 def test_gradients_are_those_of_the_equations(masks: str, plain: bool, classes: int):
     """Activations overwrite their inputs; finite differences would show a value that backward still needed."""
-    head = settled_head(CiGcn(WIDTH, masks=masks, plain=plain), classes).double()
+    head = settled_head(CigcnSettings(WIDTH, masks=masks, plain=plain), classes).double()
     maps = feature_maps(batch=2).double().requires_grad_()
     parameters = dict(head.named_parameters())
 
@@ -188,7 +188,7 @@ def test_gradients_are_those_of_the_equations(masks: str, plain: bool, classes: 
 @pytest.mark.parametrize("classes", [CLASSES, MANY])
 @pytest.mark.parametrize("masks", ["softmax", "sigmoid"])
 def test_the_memory_format_of_the_maps_does_not_matter(masks: str, classes: int):
-    head = settled_head(CiGcn(WIDTH, masks=masks), classes)
+    head = settled_head(CigcnSettings(WIDTH, masks=masks), classes)
     maps = feature_maps()
     channels_last = maps.contiguous(memory_format=torch.channels_last)
     assert channels_last.stride() != maps.stride()
@@ -198,7 +198,7 @@ def test_the_memory_format_of_the_maps_does_not_matter(masks: str, classes: int)
 @pytest.mark.parametrize("classes", [CLASSES, MANY])
 @pytest.mark.parametrize("masks", ["softmax", "sigmoid"])
 def test_nodes_stay_in_half_precision_under_autocast(masks: str, classes: int):
-    head = settled_head(CiGcn(WIDTH, masks=masks), classes)
+    head = settled_head(CigcnSettings(WIDTH, masks=masks), classes)
     F = feature_maps().flatten(2).transpose(1, 2)
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
         V0 = head.label_nodes(head.masks(head.class_maps(F)), F)
@@ -210,7 +210,7 @@ def test_nodes_stay_in_half_precision_under_autocast(masks: str, classes: int):
 def test_every_setting_changes_the_logits(key: str):
     """Otherwise the comparison above could not tell the variants apart."""
     other = {"correlation": "Z->S", "masks": "sigmoid", "mask_axis": "class", "pooling": "avg", "fusion": "sum"}
-    one, two = CiGcn(FEATURES), CiGcn(FEATURES, **{key: other.get(key, True)})
+    one, two = CigcnSettings(FEATURES), CigcnSettings(FEATURES, **{key: other.get(key, True)})
     torch.manual_seed(0)
     first, second = CIGCN(FEATURES, CLASSES, one).eval(), CIGCN(FEATURES, CLASSES, two).eval()
     second.load_state_dict(first.state_dict(), strict=False)
@@ -218,7 +218,9 @@ def test_every_setting_changes_the_logits(key: str):
 
 
 def test_a_model_of_the_default_settings_has_the_tensors_it_always_had():
-    shapes = {name: tuple(value.shape) for name, value in CIGCN(FEATURES, CLASSES, CiGcn(WIDTH)).state_dict().items()}
+    shapes = {
+        name: tuple(value.shape) for name, value in CIGCN(FEATURES, CLASSES, CigcnSettings(WIDTH)).state_dict().items()
+    }
     assert shapes == {
         "class_maps.weight": (CLASSES, FEATURES),
         "transform.weight": (WIDTH, FEATURES),
@@ -243,12 +245,12 @@ def test_a_model_of_the_default_settings_has_the_tensors_it_always_had():
 
 
 def test_plain_has_no_transform_and_no_biases_in_the_graph_layers():
-    names = set(CIGCN(FEATURES, CLASSES, CiGcn(WIDTH, plain=True)).state_dict())
+    names = set(CIGCN(FEATURES, CLASSES, CigcnSettings(WIDTH, plain=True)).state_dict())
     assert not names & {"transform.weight", "transform.bias", "W_g.bias", "W_s.bias"}
 
 
 def test_the_specific_matrix_differs_from_image_to_image_and_the_general_one_does_not():
-    head = settled_head(CiGcn(WIDTH))
+    head = settled_head(CigcnSettings(WIDTH))
     A_s = head.specific_matrix(torch.randn(2, CLASSES, WIDTH))
     assert A_s.shape == (2, CLASSES, CLASSES)
     assert not torch.allclose(A_s[0], A_s[1])
@@ -261,14 +263,14 @@ def test_the_specific_matrix_differs_from_image_to_image_and_the_general_one_doe
 @pytest.mark.parametrize(("classes", "millions"), [(20, 5.35), (80, 5.67)])
 def test_the_paper_size_has_the_published_number_of_parameters(classes: int, millions: float):
     with torch.device("meta"):
-        head = CIGCN(2048, classes, CiGcn(1024))
+        head = CIGCN(2048, classes, CigcnSettings(1024))
     assert round(sum(value.numel() for value in head.parameters()) / 1e6, 2) == millions
 
 
 @pytest.mark.parametrize("classes", [16, 100])
 def test_the_general_matrix_starts_uniform_within_one_over_the_root_of_n(classes: int):
     torch.manual_seed(0)
-    A_g = CIGCN(4, classes, CiGcn(2)).general_cm.detach()
+    A_g = CIGCN(4, classes, CigcnSettings(2)).general_cm.detach()
     bound = 1 / math.sqrt(classes)
     assert 0.97 * bound < A_g.abs().max() <= bound
     assert float(A_g.std()) == pytest.approx(bound / math.sqrt(3), rel=0.1)
@@ -281,7 +283,7 @@ def test_the_general_matrix_starts_uniform_within_one_over_the_root_of_n(classes
 @pytest.mark.parametrize("plain", [False, True])
 @pytest.mark.parametrize("correlation", CORRELATIONS)
 def test_growing_keeps_the_old_block_of_every_class_sized_tensor(correlation: str, plain: bool):
-    old = settled_head(CiGcn(WIDTH, correlation, plain=plain), OLD)
+    old = settled_head(CigcnSettings(WIDTH, correlation, plain=plain), OLD)
     before = {name: value.clone() for name, value in old.state_dict().items()}
     after = grow(old, CLASSES).state_dict()
     class_sized = {name for name in before if before[name].shape != after[name].shape}
@@ -296,7 +298,7 @@ def test_growing_keeps_the_old_block_of_every_class_sized_tensor(correlation: st
 @pytest.mark.parametrize("plain", [False, True])
 @pytest.mark.parametrize("correlation", CORRELATIONS)
 def test_growing_leaves_everything_else_identical(correlation: str, plain: bool):
-    old = settled_head(CiGcn(WIDTH, correlation, plain=plain), OLD)
+    old = settled_head(CigcnSettings(WIDTH, correlation, plain=plain), OLD)
     after = grow(old, CLASSES).state_dict()
     assert set(after) == set(old.state_dict())
     kept = {name: value for name, value in old.state_dict().items() if name not in CLASS_SIZED[correlation]}
@@ -306,7 +308,7 @@ def test_growing_leaves_everything_else_identical(correlation: str, plain: bool)
 
 
 def test_growing_never_writes_to_the_old_head():
-    old = settled_head(CiGcn(WIDTH), OLD)
+    old = settled_head(CigcnSettings(WIDTH), OLD)
     before = {name: value.clone() for name, value in old.state_dict().items()}
     larger = grow(old, CLASSES)
     with torch.no_grad():
@@ -318,7 +320,7 @@ def test_growing_never_writes_to_the_old_head():
 
 
 def test_new_entries_are_random_within_the_bounds_of_the_larger_layers():
-    old = settled_head(CiGcn(WIDTH), OLD)
+    old = settled_head(CigcnSettings(WIDTH), OLD)
     torch.manual_seed(0)
     one = grow(old, CLASSES)
     two = grow(old, CLASSES)
@@ -340,13 +342,13 @@ def test_new_entries_are_random_within_the_bounds_of_the_larger_layers():
 
 
 def test_the_statistical_matrix_grows_with_ones_on_the_new_diagonal():
-    larger = grow(settled_head(CiGcn(WIDTH, "Z->S"), OLD), CLASSES)
+    larger = grow(settled_head(CigcnSettings(WIDTH, "Z->S"), OLD), CLASSES)
     assert torch.equal(larger.statistical_cm[OLD:], torch.eye(CLASSES)[OLD:])
     assert torch.equal(larger.statistical_cm[:OLD, OLD:], torch.zeros(OLD, NEW))
 
 
 def test_resetting_biases_leaves_class_sized_biases_fresh_and_copies_all_else():
-    old = settled_head(CiGcn(WIDTH), OLD)
+    old = settled_head(CigcnSettings(WIDTH), OLD)
     with torch.no_grad():
         for name, value in old.named_parameters():
             if name.endswith("bias"):
@@ -361,7 +363,7 @@ def test_resetting_biases_leaves_class_sized_biases_fresh_and_copies_all_else():
 
 
 def test_class_logits_of_the_old_classes_are_bitwise_unchanged_by_growth():
-    old = settled_head(CiGcn(WIDTH, fusion="sum"), OLD)
+    old = settled_head(CigcnSettings(WIDTH, fusion="sum"), OLD)
     with torch.no_grad():
         # Whole numbers add up exactly in any order, so only a change of the weights can change the result.
         old.class_maps.weight.copy_(torch.randint(-8, 9, old.class_maps.weight.shape))
@@ -375,7 +377,7 @@ def test_class_logits_of_the_old_classes_are_bitwise_unchanged_by_growth():
 
 
 def test_without_influence_of_new_nodes_the_general_gcn_of_the_old_classes_is_unchanged():
-    old = settled_head(CiGcn(WIDTH), OLD)
+    old = settled_head(CigcnSettings(WIDTH), OLD)
     larger = grow(old, CLASSES).eval()
     V0 = torch.randn(BATCH, CLASSES, WIDTH)
     with torch.no_grad():
@@ -388,7 +390,7 @@ def test_without_influence_of_new_nodes_the_general_gcn_of_the_old_classes_is_un
 
 
 def test_gradients_reach_old_and_new_entries_of_every_grown_layer_and_the_shared_ones():
-    larger = grow(settled_head(CiGcn(WIDTH), OLD), CLASSES).train()
+    larger = grow(settled_head(CigcnSettings(WIDTH), OLD), CLASSES).train()
     larger(feature_maps(batch=6)).square().sum().backward()
     A_g = larger.general_cm.grad
     blocks = {
@@ -409,7 +411,7 @@ def test_gradients_reach_old_and_new_entries_of_every_grown_layer_and_the_shared
 
 
 def test_the_statistical_matrix_is_fixed():
-    head = settled_head(CiGcn(WIDTH, "Z->Z")).train()
+    head = settled_head(CigcnSettings(WIDTH, "Z->Z")).train()
     head(feature_maps()).sum().backward()
     assert "statistical_cm" not in dict(head.named_parameters())
     assert head.statistical_cm.grad is None
@@ -417,12 +419,12 @@ def test_the_statistical_matrix_is_fixed():
 
 @pytest.mark.parametrize("correlation", CORRELATIONS)
 def test_grown_parameters_are_the_class_sized_ones(correlation: str):
-    old = settled_head(CiGcn(WIDTH, correlation), OLD)
+    old = settled_head(CigcnSettings(WIDTH, correlation), OLD)
     names = grown_parameters(old, grow(old, CLASSES))
     assert set(names) == CLASS_SIZED[correlation] - {"statistical_cm"}
 
 
 def test_the_specific_matrix_may_be_divided_by_the_number_of_classes():
-    plain, divided = settled_head(CiGcn(WIDTH)), settled_head(CiGcn(WIDTH, divide_specific=True))
+    plain, divided = settled_head(CigcnSettings(WIDTH)), settled_head(CigcnSettings(WIDTH, divide_specific=True))
     nodes = torch.randn(BATCH, CLASSES, WIDTH, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(divided.eval().specific_matrix(nodes), plain.eval().specific_matrix(nodes) / CLASSES)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from csc.artifacts import Registered, RegisteredTask, Run, TaskResult
+from csc.artifacts import RegisteredTask, RegisteredVersion, RunResults, TaskResult
 from csc.cli import main
 from csc.errors import BadData
 from csc.report.columns import CALIBRATION
@@ -17,7 +17,7 @@ from csc.study.compare import compare, comparison_page, comparison_text
 from csc.tracking.tracked_run import TrackedRun
 from tests.trained import metrics
 
-MODEL = Registered("voc-b0c4-csc", "1", "m", "f", "r", "p")
+MODEL = RegisteredVersion("voc-b0c4-csc", "1", "m", "f", "r", "p")
 
 
 def tracked(name, seed, last, scenario="voc-b0c4", **settings):
@@ -26,7 +26,7 @@ def tracked(name, seed, last, scenario="voc-b0c4", **settings):
         TaskResult(task, (f"c{task}",), seen, metrics(seen, last + 10 * (2 - task)), 10, 1.0)
         for task, seen in ((1, ("c1",)), (2, ("c1", "c2")))
     ]
-    record = RegisteredTask(MODEL, Run(scenario, name, seed, "scratch", "d" * 64, "1.0", tuple(tasks)))
+    record = RegisteredTask(MODEL, RunResults(scenario, name, seed, "scratch", "d" * 64, "1.0", tuple(tasks)))
     run_id = f"{name}-{seed}-{len(settings)}".ljust(32, "0")
     settings |= {"seed": str(seed), "method": name}
     return TrackedRun(run_id, f"{scenario} · {name} · seed {seed}", "FINISHED", 0, scenario, settings, record)
@@ -94,7 +94,7 @@ def test_runs_of_other_scenarios_are_shown_and_not_compared():
 
 def test_the_errors_of_old_and_new_classes_stand_below_the_results():
     one = tracked("csc", 0, 10.0)
-    last = one.record.run.last.metrics
+    last = one.registered_task.run.last.metrics
     text = comparison_text(compare([one, tracked("lwf", 0, 20.0)]))
     lines = text.partition(" Calibration\n")[2].splitlines()
     assert lines[1].split() == ["ECE", "old", "ECE", "new", "ECE", "old/T", "ECE", "new/T", "T"]
@@ -104,10 +104,10 @@ def test_the_errors_of_old_and_new_classes_stand_below_the_results():
 
 
 def test_runs_of_a_version_without_calibration_have_no_table_of_it():
-    run = tracked("csc", 0, 10.0).record.run
+    run = tracked("csc", 0, 10.0).registered_task.run
     plain = {name: 0.0 for name in (*CALIBRATION, "AECE", "ECE_T", "AECE_T")} | {"temperature": 1.0}
     bare = replace(run, tasks=tuple(replace(task, metrics=replace(task.metrics, **plain)) for task in run.tasks))
-    old = dataclasses.replace(tracked("csc", 0, 10.0), record=RegisteredTask(MODEL, bare))
+    old = dataclasses.replace(tracked("csc", 0, 10.0), registered_task=RegisteredTask(MODEL, bare))
     assert "Calibration" not in comparison_text(compare([old, old]))
 
 

@@ -187,7 +187,7 @@ def test_a_run_has_no_setting_that_its_method_and_head_do_not_read():
         shared = {"backbone", "input", "features", "train", "loss", "max_entropy", "register", "release_quirks"}
         memory = {"memory"} if kind.memory_settings else set()
         own = {*kind.own_settings, HEADS[kind.heads[0]].settings} - {None}
-        assert groups == shared | memory | {type_.__name__.lower() for type_ in own}, method
+        assert groups == shared | memory | {type_.__name__.removesuffix("Settings").lower() for type_ in own}, method
 
 
 @pytest.mark.parametrize(

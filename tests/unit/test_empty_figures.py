@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from csc import metrics
-from csc.artifacts import Metrics, Registered, RegisteredTask, Run, TaskResult
+from csc.artifacts import Metrics, RegisteredTask, RegisteredVersion, RunResults, TaskResult
 from csc.data.evidence import THRESHOLDS, Evidence, Reliability, TaskFacts
 from csc.report.page import render
 from csc.study import compare as compare_module
@@ -34,7 +34,7 @@ def scored(kind: str, classes: int) -> tuple[np.ndarray, np.ndarray]:
     return changes.get(kind, (scores, targets))
 
 
-def made(kind: str, sizes: tuple[int, ...], **changed: object) -> tuple[Run, list[Evidence]]:
+def made(kind: str, sizes: tuple[int, ...], **changed: object) -> tuple[RunResults, list[Evidence]]:
     """A run and its evidence without images."""
     names, tasks, evidence, best = [f"class {number}" for number in range(sum(sizes))], [], [], {}
     for task, size in enumerate(sizes, 1):
@@ -46,7 +46,7 @@ def made(kind: str, sizes: tuple[int, ...], **changed: object) -> tuple[Run, lis
             TaskResult(task, tuple(names[seen - size : seen]), tuple(names[:seen]), Metrics(**numbers), 5, 0.0)
         )
         evidence.append(Evidence(facts(task, names[:seen], seen - size, scores, targets, **changed), ()))
-    return Run("digits-b0c2", "csc", 0, "scratch", "d" * 64, "1.0", tuple(tasks)), evidence
+    return RunResults("digits-b0c2", "csc", 0, "scratch", "d" * 64, "1.0", tuple(tasks)), evidence
 
 
 def facts(
@@ -127,7 +127,7 @@ def test_what_is_not_drawn_is_said():
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_figure_of_a_comparison_is_empty(kind: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(compare_module, "resampled", lambda run_id, task: None)
-    model = Registered("digits-b0c2-csc", "1", "m", "f", "r", "p")
+    model = RegisteredVersion("digits-b0c2-csc", "1", "m", "f", "r", "p")
     found = []
     for number, sizes in enumerate([(2, 2), (2,)]):
         record = RegisteredTask(model, made(kind, sizes)[0])

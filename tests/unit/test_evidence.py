@@ -42,7 +42,7 @@ def test_bins_give_the_calibration_error_of_old_and_new_classes(made: "Reported"
 
 def test_images_are_of_the_kind_that_they_are_said_to_be(made: "Reported"):
     evidence = made.evidence[-1]
-    kinds = {kind: evidence.of(kind) for kind in ("hit", "false alarm", "miss")}
+    kinds = {kind: evidence.images_of(kind) for kind in ("hit", "false alarm", "miss")}
     assert all(kinds.values())
     threshold = evidence.facts.threshold
     for kind, images in kinds.items():
@@ -53,12 +53,12 @@ def test_images_are_of_the_kind_that_they_are_said_to_be(made: "Reported"):
             heat = np.frombuffer(image.heat, np.uint8).reshape(-1, image.heat_width)
             assert heat.max() in (0, 255)
     for name in evidence.facts.classes:
-        scores = [image.score for image in evidence.of("hit", name)]
+        scores = [image.score for image in evidence.images_of("hit", name)]
         assert scores == sorted(scores, reverse=True)
 
 
 def test_the_panel_shows_the_same_images_of_a_class_after_every_task(made: "Reported"):
-    panels = [{(s.name, s.image_id) for s in evidence.of("panel")} for evidence in made.evidence]
+    panels = [{(s.name, s.image_id) for s in evidence.images_of("panel")} for evidence in made.evidence]
     for earlier, later in pairwise(panels):
         assert earlier
         assert earlier < later

@@ -9,7 +9,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, gelu, layer_no
 
 from csc.config import resolve
 from csc.methods.base import LossInputs, Replay
-from csc.methods.krt import KRT, Krt, threshold_for, thresholds_for
+from csc.methods.krt import KRT, KrtSettings, threshold_for, thresholds_for
 from csc.methods.losses import asymmetric_loss
 from csc.nets.attention import GRID, IncrementalCrossAttention
 from csc.nets.head import grow
@@ -19,7 +19,7 @@ BATCH, FEATURES, WIDTH, HEADS = 3, 6, 16, 4
 GROUPS = (3, 2, 4)
 OLD, NEW = 5, 4
 N = OLD + NEW
-CONFIG = Krt(width=WIDTH, heads=HEADS)
+CONFIG = KrtSettings(width=WIDTH, heads=HEADS)
 
 
 def settled_head(groups: tuple[int, ...] = GROUPS, seed: int = 0) -> IncrementalCrossAttention:
@@ -159,7 +159,7 @@ def test_growing_adds_a_task_and_keeps_every_old_answer():
 
 def test_first_weights_are_small_but_for_the_classifiers_of_later_tasks():
     torch.manual_seed(0)
-    head = IncrementalCrossAttention(32, (40, 40), Krt(width=64, heads=8))
+    head = IncrementalCrossAttention(32, (40, 40), KrtSettings(width=64, heads=8))
     head.requires_grad_(False)
     layers = {name: value for name, value in head.named_parameters() if value.ndim == 2 and name.startswith("block")}
     assert len(layers) == 6

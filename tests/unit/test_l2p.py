@@ -9,19 +9,19 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from csc.config import resolve
 from csc.errors import BadConfig
 from csc.methods.base import LossInputs
-from csc.methods.l2p import L2P, L2p
+from csc.methods.l2p import L2P, L2pSettings
 from csc.nets.backbone import Backbone, build_backbone
 from csc.nets.head import LinearHead
 from csc.nets.network import Network, Outputs
 from csc.nets.prompts import PromptedBackbone
 
 BATCH, SIZE, POOL, LENGTH, CHOSEN = 4, 48, 6, 3, 2
-CONFIG = L2p(pool=POOL, length=LENGTH, chosen=CHOSEN)
+CONFIG = L2pSettings(pool=POOL, length=LENGTH, chosen=CHOSEN)
 WIDTH = 64  # of test_vit
 OLD, NEW = 3, 2
 
 
-def prompted(config: L2p = CONFIG, seed: int = 0) -> PromptedBackbone:
+def prompted(config: L2pSettings = CONFIG, seed: int = 0) -> PromptedBackbone:
     torch.manual_seed(seed)
     return PromptedBackbone(build_backbone(resolve("digits", {"method": "l2p"}).backbone), config)
 
@@ -127,7 +127,7 @@ def test_the_feature_is_the_mean_output_of_the_chosen_prompts(training: bool):
 
 
 def test_pool_and_keys_start_uniform_between_minus_one_and_one():
-    backbone = prompted(L2p())
+    backbone = prompted(L2pSettings())
     assert backbone.prompts.shape == (10, 5, WIDTH)
     assert backbone.keys.shape == (10, WIDTH)
     for value in (backbone.prompts.detach(), backbone.keys.detach()):
@@ -216,7 +216,7 @@ def test_the_settings_are_those_of_the_paper():
         assert train.batch_size == batch
         assert train.lr == train.lr_base == pytest.approx(0.03 * batch / 256)
         assert (train.schedule, train.clip, train.weight_decay) == ("constant", 1.0, 0)
-        assert (config.head, config.l2p) == ("prompts", L2p(pool=10, length=5, chosen=5, pull=0.1))
+        assert (config.head, config.l2p) == ("prompts", L2pSettings(pool=10, length=5, chosen=5, pull=0.1))
 
 
 def test_its_backbone_cannot_be_frozen_as_a_whole():

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from benchmarks import scale
-from csc.methods.csc import CiGcn
+from csc.methods.csc import CigcnSettings
 from csc.nets.ci_gcn import CIGCN
 from csc.nets.head import grow, grown_parameters
 from tests.unit.test_ci_gcn import BATCH, CLASSES, FEATURES, MANY, NEW, OLD, WIDTH, feature_maps, settled_head
@@ -19,9 +19,9 @@ CLASS_SIZED = {"class_maps.weight", "general_cm", "hubs", "output.weight", "outp
 @pytest.mark.parametrize("classes", [CLASSES, MANY])
 def test_as_many_hubs_as_classes_start_as_the_full_form(classes: int, plain: bool):
     torch.manual_seed(0)
-    full = CIGCN(FEATURES, classes, CiGcn(WIDTH, plain=plain)).eval()
+    full = CIGCN(FEATURES, classes, CigcnSettings(WIDTH, plain=plain)).eval()
     torch.manual_seed(0)
-    low = CIGCN(FEATURES, classes, CiGcn(WIDTH, plain=plain, rank=classes)).eval()
+    low = CIGCN(FEATURES, classes, CigcnSettings(WIDTH, plain=plain, rank=classes)).eval()
     weights = low.state_dict()
     assert torch.equal(weights.pop("hubs"), torch.eye(classes))
     assert all(torch.equal(weights.pop(name), value) for name, value in full.state_dict().items())
@@ -32,7 +32,10 @@ def test_as_many_hubs_as_classes_start_as_the_full_form(classes: int, plain: boo
 @pytest.mark.parametrize("plain", [False, True])
 @pytest.mark.parametrize("rank", [1, RANK, CLASSES, CLASSES + 3])
 def test_it_is_the_full_form_with_matrices_of_that_rank(rank: int, plain: bool, monkeypatch: pytest.MonkeyPatch):
-    low, full = settled_head(CiGcn(WIDTH, plain=plain, rank=rank)), settled_head(CiGcn(WIDTH, plain=plain), seed=1)
+    low, full = (
+        settled_head(CigcnSettings(WIDTH, plain=plain, rank=rank)),
+        settled_head(CigcnSettings(WIDTH, plain=plain), seed=1),
+    )
     own = {name: value for name, value in low.state_dict().items() if name not in ("hubs", "general_cm")}
     full.load_state_dict({**full.state_dict(), **{k: v for k, v in own.items() if not k.startswith("specific_cm")}})
     P, Q = low.general_cm.detach(), low.hubs.detach()
@@ -43,12 +46,12 @@ def test_it_is_the_full_form_with_matrices_of_that_rank(rank: int, plain: bool, 
 
 
 def test_the_specific_matrix_has_a_column_per_hub():
-    A_s = settled_head(CiGcn(WIDTH, rank=RANK)).specific_matrix(torch.randn(BATCH, CLASSES, WIDTH))
+    A_s = settled_head(CigcnSettings(WIDTH, rank=RANK)).specific_matrix(torch.randn(BATCH, CLASSES, WIDTH))
     assert A_s.shape == (BATCH, CLASSES, RANK)
 
 
 def test_gradients_are_those_of_the_equations():
-    head = settled_head(CiGcn(WIDTH, rank=RANK)).double()
+    head = settled_head(CigcnSettings(WIDTH, rank=RANK)).double()
     parameters = dict(head.named_parameters())
 
     def logits(*values: Tensor) -> Tensor:
@@ -71,7 +74,7 @@ def test_activations_start_as_large_as_in_the_full_form(rank: int):
         measured = []
         for seed in range(20):
             torch.manual_seed(seed)
-            head = CIGCN(FEATURES, classes, CiGcn(32, rank=rank)).eval()
+            head = CIGCN(FEATURES, classes, CigcnSettings(32, rank=rank)).eval()
             gathered = [head.gathered(A, nodes) for A in (head.general_matrix(), head.specific_matrix(nodes))]
             measured.append(torch.stack([value.square().mean() for value in gathered]))
         return torch.stack(measured).mean(0).sqrt()
@@ -81,8 +84,8 @@ def test_activations_start_as_large_as_in_the_full_form(rank: int):
 
 
 def test_classes_are_dealt_to_the_hubs_in_turn():
-    assert CIGCN(FEATURES, 5, CiGcn(WIDTH, rank=2)).hubs.tolist() == [[1, 0], [0, 1], [1, 0], [0, 1], [1, 0]]
-    assert CIGCN(FEATURES, 2, CiGcn(WIDTH, rank=3)).hubs.tolist() == [[1, 0, 0], [0, 1, 0]]
+    assert CIGCN(FEATURES, 5, CigcnSettings(WIDTH, rank=2)).hubs.tolist() == [[1, 0], [0, 1], [1, 0], [0, 1], [1, 0]]
+    assert CIGCN(FEATURES, 2, CigcnSettings(WIDTH, rank=3)).hubs.tolist() == [[1, 0, 0], [0, 1, 0]]
 
 
 # Growth
@@ -91,7 +94,7 @@ def test_classes_are_dealt_to_the_hubs_in_turn():
 @pytest.mark.parametrize("plain", [False, True])
 @pytest.mark.parametrize("rank", [RANK, CLASSES + 3])
 def test_growing_keeps_every_old_row_and_all_that_has_no_classes(rank: int, plain: bool):
-    old = settled_head(CiGcn(WIDTH, plain=plain, rank=rank), OLD)
+    old = settled_head(CigcnSettings(WIDTH, plain=plain, rank=rank), OLD)
     larger = grow(old, CLASSES)
     after = larger.state_dict()
     for name, value in old.state_dict().items():
@@ -105,7 +108,7 @@ def test_growing_keeps_every_old_row_and_all_that_has_no_classes(rank: int, plai
 
 
 def test_resetting_biases_touches_only_those_of_classes():
-    old = settled_head(CiGcn(WIDTH, rank=RANK), OLD)
+    old = settled_head(CigcnSettings(WIDTH, rank=RANK), OLD)
     torch.nn.init.constant_(old.output.bias, 9.0)
     larger = grow(old, CLASSES, reset_biases=True)
     assert larger.output.bias.abs().max() <= 1
@@ -113,7 +116,7 @@ def test_resetting_biases_touches_only_those_of_classes():
 
 
 def test_new_classes_reach_old_ones_through_the_hubs_alone():
-    old = settled_head(CiGcn(WIDTH, rank=RANK), OLD)
+    old = settled_head(CigcnSettings(WIDTH, rank=RANK), OLD)
     larger = grow(old, CLASSES).eval()
     V0 = torch.randn(BATCH, CLASSES, WIDTH)
     with torch.no_grad():
@@ -125,7 +128,7 @@ def test_new_classes_reach_old_ones_through_the_hubs_alone():
 
 
 def test_gradients_reach_every_row_of_the_grown_matrices():
-    larger = grow(settled_head(CiGcn(WIDTH, rank=RANK), OLD), OLD + NEW).train()
+    larger = grow(settled_head(CigcnSettings(WIDTH, rank=RANK), OLD), OLD + NEW).train()
     larger(feature_maps(batch=6)).square().sum().backward()
     for matrix in (larger.general_cm, larger.hubs, larger.specific_cm.weight):
         assert matrix.grad.abs().amax(dim=1).min() > 0
@@ -136,7 +139,7 @@ def test_gradients_reach_every_row_of_the_grown_matrices():
 
 def test_no_tensor_has_more_than_one_axis_of_classes():
     classes = 101  # equal to no other size
-    head = CIGCN(FEATURES, classes, CiGcn(WIDTH, rank=RANK)).train()
+    head = CIGCN(FEATURES, classes, CigcnSettings(WIDTH, rank=RANK)).train()
     shapes = [tuple(value.shape) for value in head.parameters()]
     with saved_tensors_hooks(lambda tensor: shapes.append(tuple(tensor.shape)) or tensor, lambda tensor: tensor):
         head(feature_maps())

@@ -10,10 +10,10 @@ from sqlalchemy import event
 
 from benchmarks.registry import add_versions
 from csc.tracking.names import model_name
-from csc.tracking.registry import fetch_model, find_record, point_aliases
+from csc.tracking.registry import fetch_model, find_registered_task, point_aliases
 from csc.tracking.runs import run_key
 from csc.tracking.tracked_run import find_run, finished_tasks
-from csc.tracking.versions import find_version
+from csc.tracking.versions import registered_task_at
 from tests.tracked import fresh_database
 from tests.trained import SCENARIO, Trained, trained
 
@@ -56,10 +56,10 @@ def registered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Traine
 ASKED: dict[str, Callable[[list[Trained]], object]] = {
     "a tracked run": lambda tasks: find_run(SCENARIO),
     "the tasks that are finished": lambda tasks: finished_tasks(run_key(tasks[0].card)),
-    "the model of the task before": lambda tasks: find_record(NAME, 2, run_key(tasks[0].card)),
+    "the model of the task before": lambda tasks: find_registered_task(NAME, 2, run_key(tasks[0].card)),
     "the aliases of a run": lambda tasks: point_aliases(NAME, run_key(tasks[0].card)),
-    "a version by its number": lambda tasks: find_version(f"models:/{NAME}/1"),
-    "a version by its alias": lambda tasks: find_version(f"models:/{NAME}@task-02"),
+    "a version by its number": lambda tasks: registered_task_at(f"models:/{NAME}/1"),
+    "a version by its alias": lambda tasks: registered_task_at(f"models:/{NAME}@task-02"),
     "the files of a version": lambda tasks: fetch_model(f"models:/{NAME}@task-02"),
     "to register the next task": lambda tasks: (tasks[2].train(), tasks[2].register(tasks[1])),
 }

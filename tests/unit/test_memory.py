@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from csc.config.groups import Memory as MemorySettings
+from csc.config.groups import MemorySettings
 from csc.data.views import View, read_view, write_view
 from csc.errors import BadModel
 from csc.replay.memory import Memory, joined, read_memory, write_memory
@@ -40,10 +40,10 @@ def train_view(truth: Sequence[set[int]], task: Task) -> View:
     """What a task may see of images of which the truth is known; image number and position are those in the truth."""
     new = range(len(task.old), len(task.seen))
     rows = [row for row, labels in enumerate(truth) if labels & set(new)]
-    return view_of({f"image-{row}": sorted(truth[row] & set(new)) for row in rows}, task)
+    return run_status({f"image-{row}": sorted(truth[row] & set(new)) for row in rows}, task)
 
 
-def view_of(labels: dict[str, list[int]], task: Task) -> View:
+def run_status(labels: dict[str, list[int]], task: Task) -> View:
     row = pa.array([int(name.rpartition("-")[2]) for name in labels], pa.int32())
     table = pa.table(
         {
@@ -392,7 +392,7 @@ def test_logits_are_stored_once_and_never_refreshed(sampler: str):
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_an_image_without_a_visible_label_is_not_kept(sampler: str):
     (task,) = tasks(2)
-    view = view_of({"image-0": [0], "image-1": [], "image-2": [1], "image-3": []}, task)
+    view = run_status({"image-0": [0], "image-1": [], "image-2": [1], "image-3": []}, task)
     memory = update(
         Memory.empty(WORLD), view, task, settled(sampler, total=10), seed=0, features=lambda: features_of(view)
     )
@@ -403,7 +403,7 @@ def test_an_image_without_a_visible_label_is_not_kept(sampler: str):
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_labels_of_old_classes_are_not_stored_even_if_the_view_shows_them(sampler: str):
     second = tasks(2, 2)[1]
-    view = view_of({"image-0": [0, 2], "image-1": [1, 2, 3], "image-2": [0, 1]}, second)
+    view = run_status({"image-0": [0, 2], "image-1": [1, 2, 3], "image-2": [0, 1]}, second)
     memory = update(
         Memory.empty(WORLD), view, second, settled(sampler, total=8), seed=0, features=lambda: features_of(view)
     )

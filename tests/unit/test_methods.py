@@ -111,7 +111,7 @@ def test_the_terms_of_a_method_are_those_that_were_reviewed(name: str):
     known[:, 3:] = True
     distances = {key: numbers(4).square() for key in DISTANCES.get(name.removesuffix("-r"), ())}
     replays = tuple(
-        Replay(numbers(4, 5), marks().double(), marks(), numbers(4, 5), marks()) for _ in range(built.draws)
+        Replay(numbers(4, 5), marks().double(), marks(), numbers(4, 5), marks()) for _ in range(built.replay_batches)
     )
     memory = built.config.memory
     drawn, mixed = memory.sampler != "none" and memory.replay == "batch", memory.sampler != "none"

@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from csc.artifacts import Origin, Registered, RegisteredTask
+from csc.artifacts import Origin, RegisteredTask, RegisteredVersion
 from csc.config import resolve
 from csc.errors import BadModel, CscError
 from csc.model import ModelCard
 from csc.steps.prior import prior
-from csc.tracking.registry import keep_record, log_model, register_version
+from csc.tracking.registry import keep_registered_task, log_model, register_version
 from csc.tracking.runs import Tracker, run_key
 from tests.tracked import fresh_database
 from tests.trained import record
@@ -52,7 +52,7 @@ def registry(tmp_path_factory):
             registered = register_version(
                 tracker, log_model(tracker, folder / "package", mark), mark, "digits-b0c4-csc"
             )
-            keep_record(tracker, record(registered))
+            keep_registered_task(tracker, record(registered))
         yield folder
 
 
@@ -74,7 +74,7 @@ def test_the_key_is_that_of_the_models_own_run():
 
 def test_the_record_comes_back_as_it_was_kept(found, tmp_path, capsys):
     kept = found(1)
-    assert RegisteredTask.read(tmp_path / "registered") == record(Registered(**kept["model"]))
+    assert RegisteredTask.read(tmp_path / "registered") == record(RegisteredVersion(**kept["model"]))
     assert (kept["model"]["version"], kept["model"]["fingerprint"]) == ("1", "a")
     assert capsys.readouterr().out == "task 1: continues models:/digits-b0c4-csc/1\n"
 

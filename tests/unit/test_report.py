@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from csc import metrics
-from csc.artifacts import HEADLINE, Metrics, Run, TaskResult
+from csc.artifacts import HEADLINE, Metrics, RunResults, TaskResult
 from csc.errors import BadData
 from csc.report import figures, page, paper, svg, table
 from csc.report.columns import SUMMARY
@@ -48,7 +48,7 @@ def make_run(scenario="voc-b0c4", method="csc", sizes=(4, 4, 4, 4, 4), classes=V
         best = result["best_AP"]
         shown = Metrics(**result)
         tasks.append(TaskResult(number, new, tuple(classes[:seen]), shown, train_images=1000 + number, seconds=61.0))
-    return Run(scenario, method, 7, "imagenet-1k", "0123456789abcdef" * 4, "0.1.0", tuple(tasks))
+    return RunResults(scenario, method, 7, "imagenet-1k", "0123456789abcdef" * 4, "0.1.0", tuple(tasks))
 
 
 RUNS = {
@@ -79,9 +79,9 @@ def test_a_run_survives_json_unless_a_terminal_would_obey_it(run):
     content = json.loads(json.dumps(run.to_plain(), allow_nan=False))
     if run is RUNS["hostile names"]:
         with pytest.raises(BadData, match="has control characters"):
-            Run.from_plain(content, "run")
+            RunResults.from_plain(content, "run")
     else:
-        assert Run.from_plain(content, "run") == run
+        assert RunResults.from_plain(content, "run") == run
 
 
 def test_summary_is_that_of_the_metrics():
@@ -113,14 +113,14 @@ def without(content, *path):
 )
 def test_a_broken_run_is_refused_with_the_key_in_one_line(path, message):
     with pytest.raises(BadData, match=message) as caught:
-        Run.from_plain(without(RUNS["voc-b0c4"].to_plain(), *path), "registered.json")
+        RunResults.from_plain(without(RUNS["voc-b0c4"].to_plain(), *path), "registered.json")
     assert str(caught.value).startswith("registered.json: ")
     assert "\n" not in str(caught.value)
 
 
 def test_a_run_without_a_task_is_refused():
     with pytest.raises(BadData, match="no finished task"):
-        Run.from_plain(RUNS["voc-b0c4"].to_plain() | {"tasks": []}, "registered.json")
+        RunResults.from_plain(RUNS["voc-b0c4"].to_plain() | {"tasks": []}, "registered.json")
 
 
 # ---- paper

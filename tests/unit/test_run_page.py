@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from csc.artifacts import Run
+from csc.artifacts import RunResults
 from csc.data.evidence import Evidence, EvidenceImage, Reliability, TaskFacts
 from csc.report.findings import findings
 from csc.report.graph import pairs_across_tasks
@@ -33,7 +33,7 @@ def changed(evidence: Evidence, **facts: object) -> Evidence:
     return Evidence(msgspec.structs.replace(evidence.facts, **facts), evidence.images)
 
 
-def said(run: Run, *evidence: Evidence) -> str:
+def said(run: RunResults, *evidence: Evidence) -> str:
     return "\n".join(found.text for found in findings(run, evidence))
 
 

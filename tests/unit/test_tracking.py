@@ -24,7 +24,7 @@ from csc.steps.report import report
 from csc.tracking import calls, queries, runs
 from csc.tracking.names import class_metric, path_metric
 from csc.tracking.queries import close_runs, reach
-from csc.tracking.registry import fetch_model, find_record
+from csc.tracking.registry import fetch_model, find_registered_task
 from csc.tracking.runs import Tracker, finish_scenario
 from csc.tracking.server import tracking_uri, without_secrets
 from tests.tracked import Plugin, Tracked, fresh_database
@@ -68,7 +68,7 @@ def test_two_tasks_leave_a_parent_with_the_curve_and_children_with_lineage(clien
     assert str(client.get_model_version_by_alias(NAME, "task-02").version) == two["version"]
     tied = client.get_logged_model(two["model_id"]).metrics
     assert {metric.key: metric.value for metric in tied}["mAP"] == 20.0
-    kept = find_record(NAME, 2, runs.run_key(second.card))
+    kept = find_registered_task(NAME, 2, runs.run_key(second.card))
     assert kept == RegisteredTask.read(second.registered)
 
 
@@ -320,7 +320,7 @@ def test_a_server_that_does_not_answer_is_reported_in_one_line_without_secrets(a
         lambda: Tracker(task.card).log_inputs({}, None),
         lambda: fetch_model("models:/some@final", tmp_path / "model"),
         lambda: finish_scenario("0" * 32, {"mAP": 1.0}, 1, {"report.html": "page"}, "note"),
-        lambda: find_record(NAME, 1, "key"),
+        lambda: find_registered_task(NAME, 1, "key"),
     ):
         message = refusal(action)
         assert message.startswith(f"MLflow at {away} does not answer (connection refused); check MLFLOW_TRACKING_URI")
@@ -428,7 +428,7 @@ def test_the_run_of_the_train_step_becomes_the_tasks_run(plugin: Plugin, client:
         assert step.data.tags["csc.task_run"] == task.info.run_id
         assert not step.data.metrics
     assert tracked.versions() == [1, 2]
-    assert find_record(NAME, 2, runs.run_key(second.card)) is not None
+    assert find_registered_task(NAME, 2, runs.run_key(second.card)) is not None
 
 
 @pytest.mark.slow

@@ -32,6 +32,7 @@ from csc.storage import (
     delete_below,
     ensure_parents,
     exists,
+    explain_write_errors,
     is_remote,
     join,
     list_below,
@@ -39,7 +40,6 @@ from csc.storage import (
     move_into,
     read_bytes,
     read_json,
-    writable,
     write_bytes,
 )
 
@@ -92,7 +92,7 @@ def resume(
 def _locked(lock: Path, stream: TextIO) -> TextIO:
     """Take a lock; closing the returned file releases it."""
     while True:
-        with writable(lock), contextlib.suppress(FileNotFoundError):
+        with explain_write_errors(lock), contextlib.suppress(FileNotFoundError):
             lock.parent.mkdir(parents=True, exist_ok=True)
             file = lock.open("w")
             try:

@@ -19,8 +19,8 @@ from csc.storage import (
     local_path,
     read_bytes,
     read_regular,
-    regular,
-    too_long,
+    regular_file,
+    too_long_error,
     version_of,
     versions_below,
 )
@@ -248,7 +248,7 @@ def _members_of(archives: Sequence[zipfile.ZipFile]) -> _Members:
             raise FileNotFoundError
         archive, member = members[path]
         if member.file_size > limit:
-            raise too_long(member.file_size, limit)
+            raise too_long_error(member.file_size, limit)
         return archive.read(member)  # never more than it says
 
     return _Members(read, lambda: {path: (member.file_size, member.CRC) for path, (_, member) in members.items()})
@@ -256,7 +256,7 @@ def _members_of(archives: Sequence[zipfile.ZipFile]) -> _Members:
 
 def _opened_zip(file: Path, named: Path | str) -> zipfile.ZipFile:
     try:
-        return zipfile.ZipFile(regular(file))
+        return zipfile.ZipFile(regular_file(file))
     except (OSError, *_ZIP_ERRORS) as error:
         raise BadData(
             f"{named}: not readable as a zip file ({error}); give a whole zip or an unpacked folder"

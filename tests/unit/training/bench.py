@@ -94,7 +94,7 @@ class Bench:
         return self.folder / "checkpoints" / "task.safetensors"
 
     def trainer(self, config: Config, network: Network | None = None, task: int = 1, **more) -> Trainer:
-        options = {"view": self.views[task], "prior": None, "checkpoint": self.checkpoint} | more
+        options = {"view": self.views[task], "prior": None, "checkpoint_file": self.checkpoint} | more
         return Trainer(config, network=network or fresh_network(config), new=NEW, task=task, title="task", **options)
 
     def second(self, config: Config, seed: int = 0, **more) -> Trainer:

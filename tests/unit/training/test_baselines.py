@@ -90,7 +90,7 @@ def test_fisher_is_the_mean_squared_gradient_of_the_log_likelihood(bench: Bench,
     trainer = bench.trainer(config)
     trainer.run()
     network, total = trainer.network.eval(), 0.0
-    for batch in trainer.objective.plain_batches(size, 6):
+    for batch in trainer.objective.sample_batches(size, 6):
         z, y = network(batch.images), batch.targets
         likelihood = (y * z.sigmoid().log() + (1 - y) * (1 - z.sigmoid()).log()).sum()
         total = total + slope(likelihood, network.head.linear.bias).square()
@@ -219,7 +219,7 @@ def test_the_loop_feeds_exemplars_to_the_method(
         of_memory = [row for step in seen for row in step.known.tolist() if any(row[:OLD])]
         assert len(of_memory) == len(memory)
     else:
-        assert {len(step.replays) for step in seen} == {trainer.method.draws}
+        assert {len(step.replays) for step in seen} == {trainer.method.replay_batches}
         for drawn in seen[0].replays:
             assert {tuple(row) for row in drawn.targets.bool().tolist()} <= remembered
             assert drawn.known[:, :OLD].all()
@@ -381,7 +381,7 @@ def test_models_fill_in_the_unknown_labels_of_exemplars_if_asked(
     trainer.method.loss = lambda step: (seen.append(step), loss(step))[1]
     trainer.run()
     objective = trainer.objective
-    own = objective.examples.own
+    own = objective.examples.task_rows
     said = objective.logits_of_prior()[own:] > 0
     assert said[:, :2].any()
     assert torch.equal(objective._exemplar_labels.by_prior[own:, :2], said[:, :2])

@@ -78,7 +78,7 @@ def test_old_classes_are_called_where_the_model_before_called_them(first: Path, 
     after = calibrate(same.objective, first)
     assert list(after["thresholds"]) == [*before, *same.objective.classes[NEW:]]
     monkeypatch.setattr(calibration, "_SLACK", 0.0)
-    confidences = same.objective.logits(range(same.objective.examples.own)).sigmoid().numpy()[:, :NEW]
+    confidences = same.objective.logits(range(same.objective.examples.task_rows)).sigmoid().numpy()[:, :NEW]
     exact = calibrate(same.objective, first)["thresholds"]
     for column, (name, threshold) in enumerate(before.items()):
         called = confidences[:, column] > threshold

@@ -11,14 +11,14 @@ pytestmark = pytest.mark.slow
 CODE = """
 import os, resource
 import torch
-from csc.training.device import keep_memory
+from csc.training.device import disable_malloc_trim
 
 for keep in (True, False):
     if os.fork():
         os.wait()
         continue
     if keep:
-        keep_memory()
+        disable_malloc_trim()
     layers = torch.nn.Sequential(*(torch.nn.Conv2d(8, 8, 3, padding=1) for _ in range(4)))
     images = torch.rand(8, 8, 256, 256)  # 16 MB, and so is what each layer makes of them
     faults = []

@@ -23,7 +23,7 @@ from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
 
 from csc.config import resolve
-from csc.data.order import order
+from csc.data.order import epoch_batches
 from csc.data.views import View, read_view, write_view
 from csc.distributed.group import Group, join_group, no_sync, one_of_several
 from csc.distributed.launch import _handled_signals, main, processes_for, raise_error, run
@@ -92,7 +92,7 @@ def train(
     optimizer = torch.optim.SGD(learning, lr=0.02, momentum=0.9)
     losses = []
     for epoch in range(2):
-        batches = order(rows, batch, seed=3, epoch=epoch)
+        batches = epoch_batches(rows, batch, seed=3, epoch=epoch)
         for index, whole in enumerate(batches, start=1):
             part = group.shard(whole)
             last = index % accumulate == 0 or index == len(batches)

@@ -50,7 +50,7 @@ def settings(**train: object) -> Config:
 
 def fast_losses(config: Config, view: View, network: Network, prior: Network, folder: Path) -> list[dict[str, float]]:
     trainer = Trainer(
-        config, view, network, prior, new=NEW, task=2, title="fast", checkpoint=folder / "checkpoint.safetensors"
+        config, view, network, prior, new=NEW, task=2, title="fast", checkpoint_file=folder / "checkpoint.safetensors"
     )
     losses: list[dict[str, float]] = []
     terms = trainer.objective.terms

@@ -42,10 +42,11 @@ def test_it_is_one_line_with_the_images_of_the_update_in_a_file(bench: Bench, wh
         f"task: the {what} is not a number in epoch 2, update 3 of 5, at a learning rate of 0.002; "
         f"its images are listed in {listed}; lower train.lr_base or set train.clip=1"
     )
-    rows = trainer.examples.order(1)[2][0].rows
+    rows = trainer.examples.epoch_draws(1)[2][0].rows
     assert listed.read_text().splitlines() == bench.views[1].table["image_id"].take(rows).to_pylist()
     assert reported == [0]
-    assert len(bench.trainer(settings(*CONFIG, f"train.clip={clip}")).keeper.restore().log) == 1  # still the last good
+    kept = bench.trainer(settings(*CONFIG, f"train.clip={clip}")).checkpoint.restore()
+    assert len(kept.log) == 1  # still the last good
 
 
 def test_half_precision_that_overflows_is_the_business_of_its_scaler(bench: Bench):

@@ -24,7 +24,7 @@ from csc.data.loading import (
     image_batches,
     workers_for,
 )
-from csc.data.order import Draw, Plan, draw_exemplars, order
+from csc.data.order import Draw, Plan, draw_exemplars, epoch_batches
 from csc.data.views import View
 from csc.errors import BadData
 from csc.training.inference import confidences
@@ -45,7 +45,7 @@ WAYS: list[Workers] = [0, "thread", 2]
 
 
 def plan_of(epochs: range, seed: int = 0, rows: int = ROWS) -> Plan:
-    return [(epoch, [[Draw(batch)] for batch in order(rows, 8, seed, epoch)]) for epoch in epochs]
+    return [(epoch, [[Draw(batch)] for batch in epoch_batches(rows, 8, seed, epoch)]) for epoch in epochs]
 
 
 def load(
@@ -129,7 +129,7 @@ def test_batches_are_bytes_with_the_labels_of_their_rows(views: dict[int, View])
 )
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_a_last_batch_of_one_image_is_left_out(count: int, sizes: list[int], shuffle: bool):
-    batches = order(count, 8, seed=0, epoch=0, shuffle=shuffle)
+    batches = epoch_batches(count, 8, seed=0, epoch=0, shuffle=shuffle)
     assert [len(rows) for rows in batches] == sizes
     rows = [row for batch in batches for row in batch]
     assert len(set(rows)) == len(rows)
@@ -158,7 +158,7 @@ def test_exemplars_are_drawn_without_repetition_and_each_draw_has_its_number():
 
 def test_a_lone_last_image_does_not_stop_training(bench: Bench):
     trainer = bench.trainer(settings("train.epochs=1"), view=first_rows(bench.views[1], 9))
-    assert trainer.steps == 1
+    assert trainer.updates_per_epoch == 1
     assert len(trainer.run()) == 1
 
 

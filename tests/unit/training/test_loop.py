@@ -60,7 +60,7 @@ def test_the_same_seed_gives_bitwise_equal_weights_and_another_seed_others(bench
         seed_everything(config.seed, 1)
         backbone = build_backbone(config.backbone)
         network = Network(backbone, build_head(config, backbone.channels, (NEW,)), (0.5,) * 3, (0.25,) * 3)
-        bench.trainer(config, network, checkpoint=bench.folder / path).run()
+        bench.trainer(config, network, checkpoint_file=bench.folder / path).run()
         return state_of(network)
 
     one, two, other = train(3, "one.safetensors"), train(3, "two.safetensors"), train(4, "other.safetensors")

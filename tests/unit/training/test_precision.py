@@ -39,7 +39,7 @@ def assert_same_update(bench: Bench, rows: int, *items: str, **more: object) -> 
 
     def learned(name: str, *parts: str) -> tuple[EpochLog, Tensor]:
         config = settings("train.epochs=1", *STILL, *items, *parts)
-        return first_update(bench.second(config, checkpoint=bench.folder / name, **more))
+        return first_update(bench.second(config, checkpoint_file=bench.folder / name, **more))
 
     whole, gradient = learned("whole", f"train.batch_size={rows}")
     parts, accumulated = learned("parts", "train.batch_size=8", f"train.accumulate={-(-rows // 8)}")
@@ -88,7 +88,7 @@ def test_a_run_that_dies_goes_on_in_its_precision(
 ):
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))  # needs no C++ compiler
     config = settings(*items, "train.epochs=3")
-    whole = bench.second(config, checkpoint=bench.folder / "whole").run()
+    whole = bench.second(config, checkpoint_file=bench.folder / "whole").run()
     assert whole[-1]["ce"] < whole[0]["ce"]
 
     def dies(epoch: int, log: EpochLog) -> None:
@@ -113,7 +113,7 @@ def test_half_precision_is_scaled_and_a_step_that_overflows_is_left_out(bench: B
 
 def _one_update(trainer: Trainer) -> None:
     trainer._train_mode()
-    trainer._update(trainer.examples.batches(range(1)), trainer.examples.order(0)[:1])
+    trainer._update(trainer.examples.batches(range(1)), trainer.examples.epoch_draws(0)[:1])
 
 
 @pytest.mark.filterwarnings("ignore:.*CUDA is not available")

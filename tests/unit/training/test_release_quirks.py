@@ -119,7 +119,7 @@ def test_persist_optimizer_hands_on_the_moments_of_parameters_that_kept_their_sh
     network = grown_network(first.network)
     grown = {f"head.{name}" for name in grown_parameters(first.network.head, network.head)}
     second = bench.trainer(
-        config, network, task=2, optimizer_state=path, checkpoint=bench.folder / "second.safetensors"
+        config, network, task=2, optimizer_state=path, checkpoint_file=bench.folder / "second.safetensors"
     )
     moments = {name: first.optimizer.state[value] for name, value in first.network.named_parameters()}
     for name, value in network.named_parameters():
@@ -129,14 +129,14 @@ def test_persist_optimizer_hands_on_the_moments_of_parameters_that_kept_their_sh
         else:
             assert set(state) == {"step", "exp_avg", "exp_avg_sq"}, name
             assert all(torch.equal(state[key], moments[name][key]) for key in state), name
-            assert state["step"] == first.steps
+            assert state["step"] == first.updates_per_epoch
             # The fused update walks through memory: with other strides it would pair weights with others' moments.
             assert state["exp_avg"].stride() == state["exp_avg_sq"].stride() == value.stride(), name
             assert state["exp_avg_sq"].abs().max() > 0
     second.run()
     steps = {name: second.optimizer.state[value]["step"].item() for name, value in network.named_parameters()}
-    assert {steps[name] for name in grown} == {second.steps}
-    assert {steps[name] for name in steps.keys() - grown} == {first.steps + second.steps}
+    assert {steps[name] for name in grown} == {second.updates_per_epoch}
+    assert {steps[name] for name in steps.keys() - grown} == {first.updates_per_epoch + second.updates_per_epoch}
 
 
 def test_without_the_quirk_each_task_starts_a_fresh_optimiser(bench: Bench):
@@ -156,7 +156,7 @@ def test_training_fills_the_statistical_matrix_from_labels_and_the_prior(bench: 
     prior = first.network.eval()
     torch.nn.init.constant_(prior.head.output.bias[2:3], 20.0)  # a prior that sees class 2 everywhere
     second = bench.trainer(
-        config, grown_network(prior), task=2, prior=prior, checkpoint=bench.folder / "second.safetensors"
+        config, grown_network(prior), task=2, prior=prior, checkpoint_file=bench.folder / "second.safetensors"
     )
     second.run()
     batch = next(plain(bench.views[2], [range(ROWS)], size=32, workers=0))

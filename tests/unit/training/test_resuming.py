@@ -67,7 +67,7 @@ RESUMED = [
 @pytest.mark.parametrize("items", RESUMED, ids="+".join)
 def test_a_run_killed_between_epochs_ends_as_if_nothing_had_happened(bench: Bench, items: tuple[str, ...]):
     config = settings("train.epochs=3", *items)
-    undisturbed = bench.second(config, checkpoint=bench.folder / "other.safetensors")
+    undisturbed = bench.second(config, checkpoint_file=bench.folder / "other.safetensors")
     expected = undisturbed.run()
     with pytest.raises(Killed):
         bench.second(config, on_epoch=die_after(0)).run()
@@ -87,7 +87,7 @@ def test_a_resumed_network_with_dropout_draws_what_it_would_have_drawn(bench: Be
         network.head = nn.Sequential(nn.Dropout(0.5), network.head)
         return bench.trainer(config, network, **more)
 
-    undisturbed = trainer(checkpoint=bench.folder / "other.safetensors")
+    undisturbed = trainer(checkpoint_file=bench.folder / "other.safetensors")
     undisturbed.run()
     with pytest.raises(Killed):
         trainer(on_epoch=die_after(0)).run()
@@ -128,7 +128,7 @@ def test_a_damaged_checkpoint_is_reported_and_the_task_starts_again(
     bench: Bench, damage: str, capsys: pytest.CaptureFixture[str]
 ):
     config = settings(LINEAR, "train.epochs=2")
-    undisturbed = bench.trainer(config, checkpoint=bench.folder / "other.safetensors")
+    undisturbed = bench.trainer(config, checkpoint_file=bench.folder / "other.safetensors")
     undisturbed.run()
     with pytest.raises(Killed):
         bench.trainer(config, on_epoch=die_after(0)).run()
@@ -191,10 +191,10 @@ def test_a_run_that_is_asked_to_stop_within_an_epoch_ends_as_if_nothing_had_happ
     bench: Bench, items: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ):
     config = settings("train.epochs=2", *items)
-    undisturbed = bench.second(config, checkpoint=bench.folder / "other.safetensors")
+    undisturbed = bench.second(config, checkpoint_file=bench.folder / "other.safetensors")
     expected = undisturbed.run()
     handler = signal.getsignal(signal.SIGTERM)
-    for update in range(1, 2 * undisturbed.steps):
+    for update in range(1, 2 * undisturbed.updates_per_epoch):
         bench.checkpoint.unlink(missing_ok=True)
         for later in (update, 1):  # the second stop is in what was resumed
             stopped = bench.second(config)

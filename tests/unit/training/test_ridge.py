@@ -235,7 +235,7 @@ def test_l3a_standardises_if_it_is_told_to():
 def test_images_of_two_data_sets_with_the_same_names_are_different_images():
     def digests(fingerprint: str) -> torch.Tensor:
         view = SimpleNamespace(fingerprint=fingerprint, table=pa.table({"image_id": ["000001", "000002"]}))
-        return Objective.image_digests(SimpleNamespace(examples=SimpleNamespace(view=view, own=2)))  # type: ignore[arg-type]
+        return Objective.image_digests(SimpleNamespace(examples=SimpleNamespace(view=view, task_rows=2)))  # type: ignore[arg-type]
 
     assert torch.equal(digests("one"), digests("one"))
     assert not torch.isin(digests("one"), digests("other")).any()
