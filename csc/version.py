@@ -2,11 +2,12 @@
 
 import hashlib
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from csc import __version__
 
-__all__ = ["DECISIVE", "code_version", "sources_digest"]
+__all__ = ["DECISIVE", "code_version", "installed_version", "sources_digest"]
 
 # What decides the numbers of a run, in the library. Ingest is not among it: a data set has a fingerprint of its own.
 DECISIVE = (
@@ -60,3 +61,11 @@ def sources_digest(*patterns: str) -> str:
         lines = [line for line in file.read_bytes().splitlines() if not line.startswith(b"description: ")]
         digest.update(str(file.relative_to(root)).encode() + b"\n".join(lines))
     return digest.hexdigest()
+
+
+def installed_version(package: str) -> str:
+    """The version of a package in this environment; empty if it is not here."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""

@@ -22,7 +22,7 @@ from csc.pipelines.pods import apply
 from csc.pipelines.profile import Profile
 from csc.pipelines.scenario import LOCAL, build_pipeline, open_data
 from csc.scenario import Scenario
-from csc.study.cells import Cell, DataSource
+from csc.study.cells import Cell, DataSource, distinct
 from csc.study.cells import cells as cells_of
 from csc.study.spec import Study
 
@@ -39,15 +39,7 @@ class Loop(NamedTuple):
     @property
     def items(self) -> list[str]:
         """What the loop runs over: the settings of each run, first seeds first."""
-        return [cell.settings for cell in self.runs]
-
-    @property
-    def runs(self) -> list[Cell]:
-        """The cells without those that ask for the same run as another."""
-        unique: dict[str, Cell] = {}
-        for cell in sorted(self.cells, key=lambda cell: cell.seed):
-            unique.setdefault(cell.config.fingerprint() if cell.config else "", cell)
-        return list(unique.values())
+        return [cell.settings for cell in distinct(self.cells)]
 
 
 def loops(cells: Iterable[Cell]) -> list[Loop]:
@@ -67,7 +59,7 @@ def parts(cells: Iterable[Cell], most: int = STEPS) -> list[list[Cell]]:
     """
     cut: list[list[Cell]] = [[]]
     steps = 0
-    for cell in sorted((cell for loop in loops(cells) for cell in loop.runs), key=lambda cell: cell.seed):
+    for cell in sorted((cell for loop in loops(cells) for cell in distinct(loop.cells)), key=lambda cell: cell.seed):
         # Maps are made before the run, by two steps.
         own = checked_steps(cell.scenario.name, cell.tasks, others=5 if cell.maps else 2)
         if cut[-1] and steps + own > most:

@@ -13,7 +13,6 @@ from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
@@ -24,7 +23,7 @@ from csc.errors import BadConfig, CscError
 from csc.report.text import single_line
 from csc.storage import local_path
 from csc.tracking.server import database_of
-from csc.version import code_version
+from csc.version import code_version, installed_version
 
 __all__ = ["DOCTOR", "Check", "checks"]
 
@@ -94,11 +93,9 @@ def _verdicts(status: Mapping[str, str]) -> Iterator[Check]:
 
 
 def _package(name: str, need: str) -> Check:
-    for installed in (name, f"{name}-skinny"):  # MLflow's client comes under a name of its own
-        try:
-            return Check(name, "ok", version(installed))
-        except PackageNotFoundError:
-            continue
+    # MLflow's client comes under a name of its own.
+    if found := installed_version(name) or installed_version(f"{name}-skinny"):
+        return Check(name, "ok", found)
     return Check(name, "missing", f"not in this image; {need}")
 
 

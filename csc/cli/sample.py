@@ -1,6 +1,5 @@
 """`csc sample`: write example images of a data set, for instance to try a model on."""
 
-import io
 import shlex
 from argparse import ArgumentParser, Namespace
 
@@ -19,6 +18,7 @@ def _arguments(parser: ArgumentParser) -> None:
 
 def _run(arguments: Namespace) -> int:
     from csc.data.ingest.digits import JPEG_QUALITY, SCENES_AT_MOST, compose_scene
+    from csc.data.ingest.images import as_jpeg
 
     if not 1 <= arguments.count <= SCENES_AT_MOST:
         raise BadData(f"-n {arguments.count}: expected 1 to {SCENES_AT_MOST:,}")
@@ -27,10 +27,8 @@ def _run(arguments: Namespace) -> int:
         raise BadData(f"--out {arguments.out}: not a folder")
     for index in range(arguments.count):
         image, classes = compose_scene("test", index)  # which no model was trained on
-        encoded = io.BytesIO()
-        image.save(encoded, "JPEG", quality=JPEG_QUALITY)
         path = folder / f"scene-{index:02d}.jpg"
-        write_bytes(path, encoded.getvalue())
+        write_bytes(path, as_jpeg(image, JPEG_QUALITY))
         print(f"{path}\tshows {', '.join(classes)}")
     print(f"next: csc predict models:/digits-b0c2-csc@final {shlex.quote(arguments.out)}")
     return 0

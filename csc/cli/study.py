@@ -21,9 +21,9 @@ from csc.pipelines.profile import SHIPPED as PROFILES
 from csc.pipelines.profile import Profile, read_profile, run_defaults
 from csc.scenario import CLASS_COUNTS, Scenario
 from csc.storage import absolute, local_path
-from csc.study.cells import Cell, DataSource, Result, cells, results
+from csc.study.cells import Cell, DataSource, Result, cells, distinct, results
 from csc.study.files import log_outcome, write_files
-from csc.study.local import command_of, distinct, run_cells
+from csc.study.local import command_of, run_cells
 from csc.study.outcome import Outcome
 from csc.study.reading import SHIPPED, read_study
 from csc.study.render import text

@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 from csc.errors import BadData
 from csc.storage import atomic_file, regular_file
 
-__all__ = ["KINDS", "THRESHOLDS", "Evidence", "EvidenceImage", "Reliability", "TaskFacts", "read_evidence"]
+__all__ = ["NO_TERMS", "THRESHOLDS", "Evidence", "EvidenceImage", "Reliability", "TaskFacts", "read_evidence"]
 
-KINDS = ("hit", "false alarm", "miss", "panel", "memory")
+NO_TERMS = ("loss", "images_per_second", "waiting")  # of an epoch: the sum of its terms, and what else is logged
 THRESHOLDS = tuple(step / 100 for step in range(100))
 _METADATA_KEY = b"csc"
 _SCHEMA = pa.schema(
@@ -37,8 +37,8 @@ class EvidenceImage(msgspec.Struct, frozen=True):
     """An image as evidence of what the model knows of a class.
 
     Attributes:
-        kind: one of `KINDS`. A panel is a fixed choice of images of a class, the same after every task; memory is
-            what is kept for replay.
+        kind: hit, false alarm, miss, panel or memory. A panel is a fixed choice of images of a class, the same after
+            every task; memory is what is kept for replay.
         name: of the class.
         image_id: in the data set.
         score: the model's confidence that the class is in the image.
@@ -143,6 +143,5 @@ def read_evidence(path: str | Path) -> Evidence:
             raise ValueError(f"columns {', '.join(table.column_names)}")
         images = tuple(EvidenceImage(**row) for row in table.to_pylist())
     except (OSError, pa.ArrowException, LookupError, TypeError, ValueError) as error:
-        reason = (str(error).splitlines() or [""])[0]
-        raise BadData(f"{path}: not the evidence of a task ({reason}); make it with the evaluate step") from None
+        raise BadData(f"{path}: not the evidence of a task ({error}); make it with the evaluate step") from None
     return Evidence(facts, images)

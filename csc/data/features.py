@@ -158,29 +158,19 @@ def view_uri(uri: str, view: int) -> str:
 
 
 def write_maps(batches: Iterable[Maps], shape: tuple[int, int, int], path: Path) -> int:
-    """Write the maps of one shard, batch by batch (rows, height, width, channels); return how many rows it has."""
+    """Write the maps of one shard (rows, height, width, channels), in batches of `BATCH_ROWS` but for the last.
+
+    Returns how many rows it has.
+    """
     channels, height, width = shape
     column = pa.binary(2 * channels * height * width)
     rows = 0
     with pa.ipc.new_file(str(path), pa.schema([("map", column)])) as writer:
-        for maps in _regrouped(batches, BATCH_ROWS):
+        for maps in batches:
             values = pa.FixedSizeBinaryArray.from_buffers(column, len(maps), [None, pa.py_buffer(maps)])
             writer.write_batch(pa.record_batch([values], names=["map"]))
             rows += len(maps)
     return rows
-
-
-def _regrouped(batches: Iterable[Maps], rows: int) -> Iterable[Maps]:
-    """Regroup batches into batches of exactly `rows` rows; only the last may be smaller."""
-    rest: list[Maps] = []
-    for batch in batches:
-        rest.append(batch)
-        while sum(map(len, rest)) >= rows:
-            whole = np.concatenate(rest)
-            yield whole[:rows]
-            rest = [whole[rows:]]
-    if whole_rest := [part for part in rest if len(part)]:
-        yield np.concatenate(whole_rest)
 
 
 class FeatureShards:

@@ -62,7 +62,7 @@ class AGCN(LwF):
 
     @staticmethod
     def unread(config: Config) -> frozenset[str]:
-        """What is for word vectors, without them."""
+        """Settings of word vectors, without them."""
         of_vectors = {"agcn.embeddings", "agcn.width"} if config.head != "label_graph" else set()
         return LwF.unread(config) | of_vectors
 
@@ -84,10 +84,8 @@ class AGCN(LwF):
 
     def terms(self, inputs: LossInputs) -> "dict[str, Tensor]":
         """CE, KD and the preserved relations of one batch."""
-        terms = super().terms(inputs)
-        for name, values in inputs.distances.items():
-            terms[name] = self.config.group(AgcnSettings).relations * values.mean()
-        return terms
+        relations = self.config.group(AgcnSettings).relations
+        return super().terms(inputs) | self.distance_terms(inputs, relations=relations)
 
 
 def _word_vectors(path: str, classes: tuple[str, ...]) -> "Tensor":

@@ -185,6 +185,11 @@ class Method:
         """All terms: the method's own, those of exemplars drawn with the batch, and max-entropy if it is on."""
         return self.terms(inputs) | self.replayed(inputs) | self.max_entropy(inputs)
 
+    @staticmethod
+    def distance_terms(inputs: LossInputs, **weights: float) -> "dict[str, Tensor]":
+        """The means of `distances` by their weights; none without a prior model."""
+        return {name: weights[name] * values.mean() for name, values in inputs.distances.items()}
+
     def max_entropy(self, inputs: LossInputs) -> "dict[str, Tensor]":
         """-β L_H: CSC's regulariser, which any method may add; there is none without old classes."""
         from csc.methods.losses import max_entropy

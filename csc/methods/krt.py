@@ -90,14 +90,13 @@ class KRT(Method):
 
     @staticmethod
     def unread(config: Config) -> frozenset[str]:
-        """What is for the attention, with another head."""
+        """Settings of the attention, with another head."""
         of_attention = {"krt.width", "krt.heads", "krt.init_std"} if config.head != "attention" else set()
         return Method.unread(config) | of_attention
 
     def begin(self, objective: "Objective") -> None:
         """Look for η, with what the prior model says of the task's images."""
         import torch
-        import torch.distributed as dist
 
         if objective.prior is None:
             return
@@ -111,8 +110,7 @@ class KRT(Method):
             return
         self.threshold, found = threshold_for(scores, expected, float(self.threshold))
         self.state["threshold"] = torch.tensor(self.threshold, dtype=torch.float64)
-        is_main_process = not dist.is_initialized() or dist.get_rank() == 0
-        if abs(found - expected) > TOLERANCE and is_main_process:
+        if abs(found - expected) > TOLERANCE and objective.group.is_main:
             counts = f"{found:.2f} pseudo-labels per image above {self.threshold:.4f}, expected {expected:.2f}"
             print(f"krt: {counts}", flush=True)
 
@@ -155,11 +153,9 @@ class KRT(Method):
         if inputs.known is not None and self.config.memory.unknown == "masked":
             known = inputs.known.clone()
             known[:, : inputs.old] = True  # by a label or a pseudo-label
-        terms = {"ce": self.classify(inputs, inputs.logits, targets, known)}
         weight = self.settings.tokens * (inputs.logits.shape[1] / inputs.new) ** 0.5
-        for name, values in inputs.distances.items():
-            terms[name] = weight * values.mean()
-        return terms
+        ce = self.classify(inputs, inputs.logits, targets, known)
+        return {"ce": ce} | self.distance_terms(inputs, tokens=weight)
 
 
 def thresholds_for(scores: "Tensor", expected: "Tensor") -> "Tensor":

@@ -69,7 +69,5 @@ class L2P(Method):
 
     def terms(self, inputs: LossInputs) -> "dict[str, Tensor]":
         """The classification loss of the new classes, and the pull of the chosen keys towards the images."""
-        terms = {"ce": self.classify(inputs, inputs.logits[:, inputs.old :], inputs.targets[:, inputs.old :])}
-        for name, values in inputs.distances.items():
-            terms[name] = -self.config.group(L2pSettings).pull * values.mean()
-        return terms
+        ce = self.classify(inputs, inputs.logits[:, inputs.old :], inputs.targets[:, inputs.old :])
+        return {"ce": ce} | self.distance_terms(inputs, pull=-self.config.group(L2pSettings).pull)

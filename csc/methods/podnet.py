@@ -56,13 +56,9 @@ class PODNet(ER):
 
     def terms(self, inputs: LossInputs) -> "dict[str, Tensor]":
         """The classification loss of one batch, and how far the backbone has moved."""
-        terms = super().terms(inputs)
-        settings = self.config.group(PodnetSettings)
-        weights = {"spatial": settings.spatial, "flat": settings.flat}
-        growth = (inputs.logits.shape[1] / inputs.new) ** 0.5
-        for name, values in inputs.distances.items():
-            terms[name] = weights[name] * growth * values.mean()
-        return terms
+        settings, growth = self.config.group(PodnetSettings), (inputs.logits.shape[1] / inputs.new) ** 0.5
+        moved = self.distance_terms(inputs, spatial=settings.spatial * growth, flat=settings.flat * growth)
+        return super().terms(inputs) | moved
 
 
 def _pooled(stage: "Tensor") -> "Tensor":

@@ -174,8 +174,7 @@ def read_memory(path: str | Path) -> Memory:
         table = pq.ParquetFile(regular_file(path)).read()
         return _decoded(table.cast(_COLUMNS), json.loads(table.schema.metadata[_METADATA_KEY]))
     except (OSError, pa.ArrowException, LookupError, TypeError, ValueError, RecursionError) as error:
-        reason = (str(error).splitlines() or [""])[0]
-        raise BadModel(f"{path}: not the memory of a model ({reason}); train the task that wrote it again") from None
+        raise BadModel(f"{path}: not the memory of a model ({error}); train the task that wrote it again") from None
 
 
 def _decoded(table: pa.Table, facts: dict[str, Any]) -> Memory:

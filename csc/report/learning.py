@@ -3,13 +3,12 @@
 import math
 from collections.abc import Sequence
 
-from csc.data.evidence import TaskFacts
+from csc.data.evidence import NO_TERMS, TaskFacts
 from csc.data.progress import duration
 from csc.report.svg import WIDTH, circle, label, legend, polyline, svg
 
 __all__ = ["losses", "terms", "time_taken", "times"]
 
-_NO_TERMS = ("loss", "images_per_second", "waiting")  # their sum, and what else is logged of an epoch
 _COLOURS = ("first", "second", "third", "fourth")
 
 
@@ -57,7 +56,7 @@ def losses(tasks: Sequence[TaskFacts], width: float = WIDTH) -> str:
 def terms(tasks: Sequence[TaskFacts]) -> list[str]:
     """The terms of the loss that were logged, as many as there are colours; their sum if it is all there is."""
     logged = dict.fromkeys(name for task in tasks for epoch in task.epochs for name in epoch)
-    return [name for name in logged if name not in _NO_TERMS][: len(_COLOURS)] or [n for n in logged if n == "loss"]
+    return [name for name in logged if name not in NO_TERMS][: len(_COLOURS)] or [n for n in logged if n == "loss"]
 
 
 def _round_values(low: float, high: float) -> list[float]:

@@ -15,13 +15,13 @@ import json
 import platform
 import shutil
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import yaml
 
 from csc.model import TRAINING_LOG, ModelCard, read_card
 from csc.storage import read_json
+from csc.version import installed_version
 
 __all__ = ["installed", "package_model"]
 
@@ -44,13 +44,13 @@ REQUIREMENTS = ("torch", "torchvision", "timm", "safetensors", "pyarrow", "pyyam
 
 def installed() -> dict[str, str]:
     """The versions in this environment of what a model needs; training notes them, as packaging may have no torch."""
-    return {name: number for name in REQUIREMENTS if (number := _version(name))}
+    return {name: number for name in REQUIREMENTS if (number := installed_version(name))}
 
 
 def package_model(model: Path, package: Path) -> None:
     """Make a folder that `mlflow.pyfunc.load_model` can load from a model folder."""
     python = platform.python_version()
-    mlflow = _version("mlflow") or _version("mlflow-skinny")  # images of steps have only the client
+    mlflow = installed_version("mlflow") or installed_version("mlflow-skinny")  # images of steps have only the client
     versions = installed() | read_json(model / TRAINING_LOG).get("packages", {})
     pinned = {"mlflow": mlflow} | {name: versions.get(name, "") for name in REQUIREMENTS}
     requirements = [f"{name}=={number}" if number else name for name, number in pinned.items()]
@@ -102,11 +102,3 @@ def _signature(card: ModelCard) -> dict[str, str | None]:
 
 def _write(path: Path, content: Mapping[str, object]) -> None:
     path.write_text(yaml.safe_dump(dict(content), sort_keys=False), encoding="utf-8")
-
-
-def _version(name: str) -> str:
-    """The version of a package in this environment; empty if it is not here."""
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return ""

@@ -1,7 +1,6 @@
 """embed: the feature maps of a frozen backbone, once for all methods, tasks and seeds."""
 
 import contextlib
-import json
 from collections.abc import Iterator
 from itertools import accumulate, islice
 from typing import TYPE_CHECKING
@@ -45,7 +44,7 @@ from csc.storage import (
     join,
     local_path,
     sha256_file,
-    write_bytes,
+    write_json,
 )
 
 if TYPE_CHECKING:
@@ -168,7 +167,7 @@ class _Embedding:
             mean=self.mean,
             std=self.std,
         )
-        write_bytes(join(self.uri, CARD), json.dumps(msgspec.to_builtins(card), indent=1).encode())
+        write_json(join(self.uri, CARD), msgspec.to_builtins(card))
 
     def _make(self, view: int, shards: list[pa.Table], shape: tuple[int, int, int]) -> None:
         """Compute one view, shard by shard, from the first that is not finished."""
@@ -194,8 +193,7 @@ class _Embedding:
         if len(index) < number:
             raise _IndexChanged
         index[number : number + 1] = [entry]
-        content = json.dumps(msgspec.to_builtins(index), indent=1)
-        write_bytes(join(view_uri(self.uri, view), INDEX), content.encode())
+        write_json(join(view_uri(self.uri, view), INDEX), msgspec.to_builtins(index))
 
     def _file(self, view: int, number: int) -> str:
         return join(view_uri(self.uri, view), shard_name(number))

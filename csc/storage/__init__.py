@@ -26,7 +26,6 @@ from csc.storage.local import (
     regular_file,
     sha256_file,
     too_long_error,
-    write_json,
 )
 from csc.storage.s3 import download, upload, version_of, versions_below
 from csc.storage.uris import NoSuchFile, absolute, is_remote, join, local_path
@@ -121,6 +120,11 @@ def write_bytes(uri: str | os.PathLike[str], content: bytes) -> None:
         return
     with atomic_file(local_path(uri)) as temporary:
         temporary.write_bytes(content)
+
+
+def write_json(uri: str | os.PathLike[str], content: Any) -> None:
+    """Write indented JSON atomically; a number that is not finite is an error."""
+    write_bytes(uri, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
 
 
 def exists(uri: str | os.PathLike[str]) -> bool:

@@ -26,7 +26,6 @@ __all__ = [
     "regular_file",
     "sha256_file",
     "too_long_error",
-    "write_json",
 ]
 
 
@@ -117,12 +116,6 @@ def explain_write_errors(target: Path | str) -> Iterator[None]:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         remedy = "make room or choose another disk" if full else "choose a folder you may write to"
         raise BadData(f"cannot write {target}: {error.strerror or error}; {remedy}") from None
-
-
-def write_json(target: Path, content: Any) -> None:
-    """Write indented JSON atomically; a number that is not finite is an error."""
-    with atomic_file(target) as path:
-        path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def regular_file(path: str | Path) -> Path:

@@ -19,7 +19,7 @@ from csc.study.spec import Row, Study
 from csc.tracking.queries import ScenarioRun, curve, finished_runs
 from csc.version import code_version
 
-__all__ = ["Cell", "DataSource", "Result", "cells", "results"]
+__all__ = ["Cell", "DataSource", "Result", "cells", "distinct", "results"]
 
 
 @dataclass(frozen=True)
@@ -126,6 +126,18 @@ def cells(study: Study, sources: Mapping[str, DataSource]) -> list[Cell]:
     if len(reasons) == 1 and (reason := reasons.pop()):
         raise BadConfig(f"study '{study.name}': no cell can be run: {reason}")
     return made
+
+
+def distinct(cells: Iterable[Cell]) -> list[Cell]:
+    """The cells that can be run, without those that ask for the same run as another, in the order in which to run them.
+
+    First seeds come first. Before all come the cells with most views of an image: their maps serve the others too.
+    """
+    unique: dict[tuple[str, str], Cell] = {}
+    for cell in cells:
+        if cell.config is not None:
+            unique.setdefault((cell.scenario.name, cell.config.fingerprint()), cell)
+    return sorted(unique.values(), key=lambda cell: (-cell.views, cell.seed))
 
 
 def _check_read(study: Study, made: Iterable[Cell]) -> None:

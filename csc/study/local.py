@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from csc.config.tree import flatten, setting_text
 from csc.data.cores import cores
@@ -16,20 +16,9 @@ from csc.errors import CscError
 from csc.study.cells import Cell, Result
 from csc.study.live import RunningCell, live_view
 
-__all__ = ["command_of", "distinct", "run_cells"]
+__all__ = ["command_of", "run_cells"]
 
 _ERROR = "csc: "  # how the command begins the line that says what was wrong
-
-
-def distinct(cells: Iterable[Cell]) -> list[Cell]:
-    """The cells without those that ask for the same run as another, in the order in which to run them.
-
-    First seeds come first. Before all come the cells with most views of an image: their maps serve the others too.
-    """
-    unique: dict[str, Cell] = {}
-    for cell in cells:
-        unique.setdefault(cell.key or cell.name, cell)
-    return sorted(unique.values(), key=lambda cell: (-cell.views, cell.seed))
 
 
 def command_of(cell: Cell, workdir: str, options: Sequence[str] = ()) -> list[str]:

@@ -111,7 +111,7 @@ def find_or_create(
         if (found := find()) is not None:
             return found
         try:
-            with _without_retries():
+            with environment({RETRIES: "0"}):
                 made = create()
             if settle is None or (first := find()) is None:
                 return made
@@ -135,14 +135,15 @@ def find_or_create_experiment(client: "MlflowClient", name: str, tags: Mapping[s
 
 
 @contextlib.contextmanager
-def _without_retries() -> Iterator[None]:
-    """Keep MLflow from repeating requests by itself; it reads the environment for each of them."""
-    before = os.environ.get(RETRIES)
-    os.environ[RETRIES] = "0"
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set variables, which MLflow reads for each request, for as long as the block lasts."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[RETRIES]
-        else:
-            os.environ[RETRIES] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -26,6 +26,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from csc.data.evidence import NO_TERMS
 from csc.errors import TrackingError
 from csc.model import ModelCard
 from csc.scenario import Scenario
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 __all__ = ["Tracker", "finish_scenario", "run_key"]
-
-NO_TERMS = ("loss", "images_per_second", "waiting")  # what the log of an epoch holds besides the terms of the loss
 
 
 def run_key(card: ModelCard) -> str:

@@ -6,7 +6,6 @@ since the run on the cluster began. Data and code are not compared: the newest o
 
 import contextlib
 import json
-import os
 import socket
 import time
 from collections.abc import Iterator
@@ -101,14 +100,11 @@ def _reached(uri: str) -> Iterator[float]:
     """Let MLflow's client talk to a server, without its retries; gives the time at which to stop asking."""
     if not uri or not _answers(uri):
         raise TrackingError("nothing answers")
-    names = ("MLFLOW_TRACKING_URI", "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "MLFLOW_HTTP_REQUEST_TIMEOUT")
-    before = {name: os.environ.get(name) for name in names}
-    os.environ.update(zip(names, (uri, "0", str(_ANSWER_SECONDS)), strict=True))
-    try:
+    from csc.tracking.calls import RETRIES, environment
+
+    seconds = str(_ANSWER_SECONDS)
+    with environment({"MLFLOW_TRACKING_URI": uri, RETRIES: "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": seconds}):
         yield time.monotonic() + _TOTAL_SECONDS
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
 def _progress(task: "TaskProgress", config: Config) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TextIO
 
 from csc.errors import BadData, CscError
+from csc.storage import explain_write_errors
 from csc.tracking.tracked_run import close_run
 
 __all__ = ["LONGEST_TEMPORARY", "close_runs_on_failure", "is_running", "locked", "make_workdir"]
@@ -24,10 +25,8 @@ LONGEST_TEMPORARY = 58  # bytes of TMPDIR: the sockets of a step's processes are
 
 def make_workdir(workdir: Path) -> None:
     """Make the work folder, or say that it cannot be written."""
-    try:
+    with explain_write_errors(workdir):
         (workdir / "runs").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadData(f"cannot write {workdir}: {error.strerror}; choose another --workdir") from None
 
 
 @contextlib.contextmanager

@@ -29,9 +29,9 @@ from csc.pipelines.package import STEPS, STEPS_LIMIT, write_package
 from csc.pipelines.profile import Profile, read_profile
 from csc.pipelines.study import build_study, loops, order_for, parts
 from csc.study import cells as cells_module
-from csc.study.cells import DataSource, Result, cells
+from csc.study.cells import DataSource, Result, cells, distinct
 from csc.study.live import RunningCell, picture
-from csc.study.local import command_of, distinct, run_cells
+from csc.study.local import command_of, run_cells
 from csc.study.reading import SHIPPED, read_study
 from csc.study.spec import Row, Study
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, gelu, layer_norm
 
 from csc.config import resolve
+from csc.distributed.group import Group, single_process
 from csc.methods.base import LossInputs, Replay
 from csc.methods.krt import KRT, KrtSettings, threshold_for, thresholds_for
 from csc.methods.losses import asymmetric_loss
@@ -238,6 +239,8 @@ def test_the_threshold_keeps_within_its_bounds():
 class FakeObjective(SimpleNamespace):
     """A task of which a method sees the prior model's logits."""
 
+    group = single_process()
+
     def logits_of_prior(self) -> Tensor:
         return self.logits
 
@@ -260,13 +263,10 @@ def test_an_expectation_that_cannot_be_met_is_reported_in_one_line(capsys: pytes
     assert capsys.readouterr().out.count("\n") == 1
 
 
-def test_of_several_processes_only_the_first_reports_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+def test_of_several_processes_only_the_first_reports_it(capsys: pytest.CaptureFixture[str]):
     for rank, lines in ((0, 1), (1, 0)):
-        monkeypatch.setattr("torch.distributed.get_rank", lambda rank=rank: rank)
-        KRT(resolve("coco", {"method": "krt"})).begin(FakeObjective(prior=object(), logits=torch.full((10, 40), 9.0)))
+        group, logits = Group(rank, 2, torch.device("cpu")), torch.full((10, 40), 9.0)
+        KRT(resolve("coco", {"method": "krt"})).begin(FakeObjective(prior=object(), logits=logits, group=group))
         assert capsys.readouterr().out.count("\n") == lines
 
 

@@ -28,11 +28,10 @@ from csc.scenario import PAPER_SCENARIOS, Scenario
 from csc.study import cells as cells_module
 from csc.study import claims as claims_module
 from csc.study import files as files_module
-from csc.study.cells import DataSource, cells, results
+from csc.study.cells import DataSource, cells, distinct, results
 from csc.study.claims import Resampled, claims
 from csc.study.files import log_outcome, write_files
 from csc.study.intervals import _weights, difference, resampled_map
-from csc.study.local import distinct
 from csc.study.outcome import Outcome
 from csc.study.page import render
 from csc.study.reading import SHIPPED, read_study

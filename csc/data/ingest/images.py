@@ -2,7 +2,6 @@
 
 import hashlib
 import io
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
@@ -13,7 +12,7 @@ from PIL import Image, UnidentifiedImageError
 from csc.data.ingest.source import DamagedFile, Source
 from csc.data.shards import FORMATS
 from csc.errors import BadData, resumable_error
-from csc.storage import absolute
+from csc.storage import absolute, json_digest
 
 __all__ = [
     "BrokenImage",
@@ -111,7 +110,7 @@ class SourceImages:
     def state(self, rows: Sequence[ImageRecord]) -> str:
         """A hash that changes with the images of some rows, without reading them."""
         versions = [self.files.version(row.file) for row in rows]
-        return hashlib.sha256(json.dumps([absolute(self.files.path), self.record, versions]).encode()).hexdigest()
+        return json_digest([absolute(self.files.path), self.record, versions])
 
     def _image(self, row: ImageRecord) -> Encoded:
         try:

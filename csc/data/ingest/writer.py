@@ -30,7 +30,7 @@ from csc.data.ingest.source import Source
 from csc.data.ingest.workers import for_each_part
 from csc.data.progress import Bar
 from csc.errors import BadData, Unavailable
-from csc.storage import join, sha256_file, write_json
+from csc.storage import join, json_digest, sha256_file, write_json
 
 __all__ = ["DEFAULTS", "SourceListing", "WriteOptions", "label_table", "write_dataset", "write_source"]
 
@@ -194,13 +194,13 @@ class _Plan:
 
     def _shard_key(self, rows: Sequence[ImageRecord]) -> str:
         state = self.source if self.state is None else self.state(rows)
-        return _hash([[[row.image_id, row.file] for row in rows], state, pa.__version__, PIL.__version__])
+        return json_digest([[[row.image_id, row.file] for row in rows], state, pa.__version__, PIL.__version__])
 
     @functools.cached_property
     def key(self) -> str:
         """Hash of all that the data set is made from."""
         keys = [part.key for part in self.parts]
-        return _hash([self.name, self.classes, self.difficult_is_member, self.source, self.listing, keys])
+        return json_digest([self.name, self.classes, self.difficult_is_member, self.source, self.listing, keys])
 
     def fingerprint(self, contents: Iterable[str]) -> str:
         """The fingerprint, given the SHA-256 of every image in the order of the listing."""
@@ -226,10 +226,6 @@ class _Plan:
             "labels_sha256": sha256_file(labels),
         }
         write_json(folder / "dataset.json", info | {"digest": card_digest(info)})
-
-
-def _hash(facts: Sequence[Any]) -> str:
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
 def _make(

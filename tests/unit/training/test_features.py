@@ -181,7 +181,8 @@ def test_one_loader_makes_a_view_and_the_position_of_an_image_decides_its_augmen
         "csc.data.loading.image_batches",
         lambda *arguments, **options: (loaders.append(options), image_batches(*arguments, **options))[1],
     )
-    monkeypatch.setattr(step, "BATCH_ROWS", 16)  # borders of batches and of shards are not the same
+    for module in ("csc.steps.embed", "csc.data.features"):
+        monkeypatch.setattr(f"{module}.BATCH_ROWS", 16)  # borders of batches and of shards are not the same
     features = embedded(copied(sharded, tmp_path / "set"), "input.augment=true")
     assert len(loaders) == 2
     config, card, table = settings(), read_features(features), sharded.labels().drop_columns("labels")
