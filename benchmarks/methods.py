@@ -115,9 +115,9 @@ class _Case:
 
         return work
 
-    def _network(self, groups: list[int]) -> Network:
+    def _network(self, task_sizes: list[int]) -> Network:
         backbone = method_class(self.config.method).wrap(self.config, build_backbone(self.config.backbone))
-        return Network(backbone, build_head(self.config, backbone.channels, groups), (0.5,) * 3, (0.5,) * 3)
+        return Network(backbone, build_head(self.config, backbone.channels, task_sizes), (0.5,) * 3, (0.5,) * 3)
 
     def _state(self) -> dict[str, torch.Tensor]:
         """What the method keeps between tasks, where its step depends on it."""

@@ -27,7 +27,7 @@ from csc.data.dataset import Dataset, card_digest
 from csc.data.ingest.coco import COCO_CLASSES
 from csc.data.ingest.images import ImageRecord
 from csc.data.ingest.writer import label_table
-from csc.data.scores import Scores
+from csc.data.scores import Scores, write_scores
 from csc.data.views import read_view
 from csc.model import ModelCard
 from csc.scenario import Scenario, Task
@@ -127,7 +127,7 @@ def _evaluate(test: str, scores_out: str, metrics_out: str, prior: str) -> None:
     view = read_view(test)
     rng = np.random.default_rng(1)
     made = (rng.random((len(view), len(view.classes)), np.float32) + view.targets()) / 2
-    Scores.write(view, np.split(made.astype(np.float32), range(BATCH, len(view), BATCH)), scores_out)
+    write_scores(view, np.split(made.astype(np.float32), range(BATCH, len(view), BATCH)), scores_out)
     scores = Scores.read(scores_out)
     best = RegisteredTask.read(prior).run.last.metrics.best_AP if prior else {}
     Metrics(**metrics.evaluate(scores.confidences, scores.targets, view.classes, 0.5, best)).write(metrics_out)

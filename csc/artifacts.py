@@ -2,7 +2,7 @@
 
     contract         stored as                     made by                used by
     Origin           parameter `origin`            ingest                 the steps that read data
-    StudyOrder       parameter `order`             the study's pipeline   collect
+    TableRequest       parameter `order`             the study's pipeline   collect
     DatasetFacts     dataset.json                  ingest                 people, and the pages of a cluster
     Split            split.json                    split_labels           build_dataset, train
     Training         training.json, in the model   train                  register
@@ -39,7 +39,7 @@ __all__ = [
     "RunResults",
     "Split",
     "StudyData",
-    "StudyOrder",
+    "TableRequest",
     "TaskResult",
     "Training",
 ]
@@ -162,7 +162,7 @@ class StudyData(_Contract, frozen=True):
     classes: int
 
 
-class StudyOrder(_Parameter, frozen=True):
+class TableRequest(_Parameter, frozen=True):
     """Which tables are to be made: of a study, its data sets by name, and the cells that its pipeline runs."""
 
     parameter: ClassVar[str] = "order"

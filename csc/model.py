@@ -80,7 +80,7 @@ class ModelCard:
     files: dict[str, str] = field(default_factory=dict, compare=False)  # SHA-256 of each; none in older models
 
     @property
-    def groups(self) -> tuple[int, ...]:
+    def task_sizes(self) -> tuple[int, ...]:
         """How many classes each task so far has brought."""
         return Scenario.parse(self.scenario).sizes(len(self.classes))
 
@@ -90,7 +90,7 @@ class ModelCard:
 
     @property
     def temperature(self) -> float:
-        """By which logits are divided to give confidences that can be taken as frequencies."""
+        """Logits are divided by it before the sigmoid; 1 without calibration."""
         return float(self.calibration.get("temperature", 1.0))
 
     @property
@@ -99,7 +99,7 @@ class ModelCard:
         own, default = self.calibration.get("thresholds", {}), self.settings().threshold
         return {name: float(own.get(name, default)) for name in self.classes}
 
-    def facts(self) -> dict[str, str | int]:
+    def artifact_metadata(self) -> dict[str, str | int]:
         """What the model is, in few words; a cluster stores them with every step that uses it."""
         return {
             "display_name": f"{self.scenario} {self.method}, task {self.task} of {self.tasks}",
@@ -127,14 +127,14 @@ def check_files(folder: Path, card: ModelCard) -> None:
             raise BadModel(f"{path}: not the file that was saved with this model; fetch the model or train it again")
 
 
-def save_tensors(tensors: "Mapping[str, Tensor]", path: Path, facts: dict[str, str] | None = None) -> None:
+def save_tensors(tensors: "Mapping[str, Tensor]", path: Path, metadata: dict[str, str] | None = None) -> None:
     """Write named tensors as safetensors; a full disk is reported in one line, as for any other file."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     stored = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     try:
-        save_file(stored, path, facts)
+        save_file(stored, path, metadata)
         path.chmod(0o644)  # like its neighbours
     except SafetensorError as error:
         if not (cause := re.search(r"\(os error (\d+)\)", str(error))):
@@ -181,7 +181,7 @@ def read_card(folder: Path) -> ModelCard:
 def _contradiction(card: ModelCard) -> str:
     """What no model can be, or nothing; its types are right."""
     try:
-        sizes, config = card.groups, card.settings()
+        sizes, config = card.task_sizes, card.settings()
     except (BadConfig, BadScenario) as error:
         return str(error)
     if len(set(card.classes)) != len(card.classes) or len(sizes) != card.task:
@@ -227,7 +227,7 @@ def load_network(folder: Path, *, map_channels: int = 0) -> tuple["Network", Mod
     try:
         stored = StoredBackbone({}, map_channels) if map_channels else None
         backbone = stored or method_class(config.method).wrap(config, build_backbone(config.backbone))
-        network = Network(backbone, build_head(config, backbone.channels, card.groups), card.mean, card.std)
+        network = Network(backbone, build_head(config, backbone.channels, card.task_sizes), card.mean, card.std)
         network.load_state_dict(weights)
     except BadConfig as error:
         raise BadModel(f"{folder / CARD}: {error}") from None

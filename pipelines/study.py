@@ -14,7 +14,7 @@ import msgspec
 from kfp import dsl
 from kfp.dsl.base_component import BaseComponent
 
-from csc.artifacts import StudyOrder
+from csc.artifacts import TableRequest
 from csc.components.collect.component import collect
 from csc.components.embed.component import embed
 from csc.pipelines.package import STEPS, checked_steps
@@ -26,7 +26,7 @@ from csc.study.cells import Cell, DataSource, distinct
 from csc.study.cells import cells as cells_of
 from csc.study.spec import Study
 
-__all__ = ["Loop", "build_study", "loops", "order_for", "parts", "study_name"]
+__all__ = ["Loop", "build_study", "loops", "split_into_pipelines", "study_name", "table_request"]
 
 
 class Loop(NamedTuple):
@@ -52,7 +52,7 @@ def loops(cells: Iterable[Cell]) -> list[Loop]:
     return [Loop(scenario, source, tuple(group)) for (scenario, source, *_), group in groups.items()]
 
 
-def parts(cells: Iterable[Cell], most: int = STEPS) -> list[list[Cell]]:
+def split_into_pipelines(cells: Iterable[Cell], most: int = STEPS) -> list[list[Cell]]:
     """Cut a study into pipelines that a cluster can hold, each with at most so many steps; equal runs come once.
 
     A run is never cut: one with more steps has a pipeline of its own, and is refused if no cluster could hold that.
@@ -75,14 +75,14 @@ def study_name(study: Study) -> str:
     return "csc-study-" + re.sub(r"[^a-z0-9]+", "-", study.name.lower()).strip("-")
 
 
-def order_for(study: Study, sources: Mapping[str, DataSource], tried: Container[str]) -> str:
+def table_request(study: Study, sources: Mapping[str, DataSource], tried: Container[str]) -> str:
     """What `collect` is told; it is checked here, because that step comes after all runs."""
     content = {
         "study": msgspec.to_builtins(study),
         "sources": {name: {"data": source.data, "classes": source.classes} for name, source in sources.items()},
         "tried": [number for number, cell in enumerate(cells_of(study, sources)) if cell.name in tried],
     }
-    return StudyOrder.from_plain(content, f"study '{study.name}'").to_json()
+    return TableRequest.from_plain(content, f"study '{study.name}'").to_json()
 
 
 def build_study(
@@ -94,7 +94,7 @@ def build_study(
 ) -> BaseComponent:
     """Make the pipeline of a study; `parallelism`, or else the profile, says how many cells run at the same time."""
     found = loops(cells)
-    order = order_for(study, sources, {cell.name for loop in found for cell in loop.cells})
+    order = table_request(study, sources, {cell.name for loop in found for cell in loop.cells})
     pipelines = [
         build_pipeline(loop.scenario, loop.source.classes, json.loads(loop.items[0]), profile) for loop in found
     ]

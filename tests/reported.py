@@ -86,7 +86,7 @@ def _save_model(folder: Path, cut: Any, data: Dataset, overrides: Mapping[str, A
         code_version="1.0",
     )
     folder.mkdir(parents=True)
-    save_network(Network(backbone, build_head(config, backbone.channels, card.groups), mean, std), card, folder)
+    save_network(Network(backbone, build_head(config, backbone.channels, card.task_sizes), mean, std), card, folder)
     epochs = [{"loss": 1.0 / epoch, "ce": 0.9 / epoch, "images_per_second": 9.0} for epoch in (1, 2, 3)]
     Training("train.parquet", 4, 1.5, {"torch": "2"}, epochs).write(folder / "training.json")
     return card

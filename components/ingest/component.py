@@ -19,8 +19,8 @@ def ingest(scenario: str, data: str, dataset: dsl.Output[dsl.Dataset]) -> NamedT
     Returns:
         origin: The origin of everything that follows (data, fingerprint, code version, tracking server) as JSON.
     """
-    from csc.steps.ingest import describe, ingest
+    from csc.steps.ingest import ingest, write_dataset_facts
 
     origin = ingest(scenario, data)
-    dataset.metadata.update(describe(origin, dataset.path))
+    dataset.metadata.update(write_dataset_facts(origin, dataset.path))
     return (origin.to_json(),)

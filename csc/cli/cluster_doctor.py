@@ -69,7 +69,7 @@ class RetryPolicy:
 
 
 def retry_policy(cluster: Kubernetes, namespace: str) -> RetryPolicy:
-    """Of Kubeflow's workflow controller, or of one in the namespace of the runs."""
+    """The retry policy of Kubeflow's workflow controller, or of a controller in the namespace of the runs."""
     namespaces = tuple(dict.fromkeys((KUBEFLOW, namespace)))
     for name in namespaces:
         if (found := cluster.get("config_map", CONFIGMAP, name)) is not None:

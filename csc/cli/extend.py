@@ -11,7 +11,7 @@ from csc.artifacts import RegisteredTask
 from csc.cli.command import Command
 from csc.cli.preflight import preflight
 from csc.cli.run import display_for, local_run_arguments, overrides_of, run_here, show_results
-from csc.cli.submit import check_edited, check_on_cluster, open_submission, send, submission_arguments
+from csc.cli.submit import check_edited, check_on_cluster, open_submission, start_run, submission_arguments
 from csc.cli.workdir import use_profile, use_workdir
 from csc.config import Config, differences, resolve
 from csc.config.layers import method_class
@@ -106,7 +106,7 @@ def _extend(arguments: Namespace) -> int:
     config = _settings(arguments, card)
     test = absolute(arguments.test) if arguments.test else ""
     extension = _Extension(prior, card, config, absolute(arguments.data), test, dataset.classes)
-    display = display_for(arguments, [*card.groups, len(dataset.classes)])
+    display = display_for(arguments, [*card.task_sizes, len(dataset.classes)])
     new = ", ".join(dataset.classes)
     display.say(f"{prior.model.uri} knows {len(card.classes)} classes; task {extension.task} brings {new}")
     if not test:
@@ -124,12 +124,12 @@ def _run(arguments: Namespace, profile: Profile, workdir: Path, extension: _Exte
     key = config.fingerprint(scenario, extension.data, extension.test, prior.fingerprint)
     name = f"{scenario}-{config.method}-seed{config.seed}-{key}"
     inputs = extension.inputs
-    facts = {"scenario": scenario, "data": extension.data, "config": inputs["config"], "extended": prior.fingerprint}
+    identity = {"scenario": scenario, "data": extension.data, "config": inputs["config"], "extended": prior.fingerprint}
 
     def compile_to(package: Path) -> None:
         extension.compile_to(package, on_this_machine(profile))
 
-    run = run_here(arguments, workdir, name, facts, compile_to, inputs, display)
+    run = run_here(arguments, workdir, name, identity, compile_to, inputs, display)
     if run is None:
         return 1
     fingerprint = Dataset.open(extension.data).fingerprint
@@ -148,7 +148,7 @@ def _submit(arguments: Namespace, profile: Profile, extension: _Extension) -> in
         package = Path(folder) / "pipeline.yaml"
         extension.compile_to(package, profile, on_cluster=True)
         name = run_title(scenario.name, config)
-        return send(arguments, endpoint, profile, package, pipeline_name(scenario), name, inputs)
+        return start_run(arguments, endpoint, profile, package, pipeline_name(scenario), name, inputs)
 
 
 def _check_classes(arguments: Namespace, card: ModelCard, dataset: Dataset) -> None:

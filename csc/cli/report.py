@@ -20,7 +20,7 @@ def _arguments(parser: ArgumentParser) -> None:
 def _report(arguments: Namespace) -> int:
     output = local_path(arguments.output) if arguments.output else None
     tracked_workdir(arguments.workdir)
-    from csc.report.page import render
+    from csc.report.page import run_page
     from csc.report.table import text_table
     from csc.tracking.files import fetch_evidence
     from csc.tracking.old_classes import fetch_old_classes
@@ -31,8 +31,9 @@ def _report(arguments: Namespace) -> int:
         raise BadData(f"run {found.name}: no task is finished yet, so there is nothing to report")
     page = output or local_path(arguments.workdir) / f"{page_name(found.scenario, found.config)}.html"
     evidence, old_classes = fetch_evidence(found.run_id), fetch_old_classes(found.run_id)
-    write_bytes(page, render(found.registered_task.run, evidence, max_entropy_pair(found.run_id), old_classes).encode())
-    print(f"{text_table(found.registered_task.run)}\n\nreport    {page}")
+    run = found.registered_task.run
+    write_bytes(page, run_page(run, evidence, max_entropy_pair(found.run_id), old_classes).encode())
+    print(f"{text_table(run)}\n\nreport    {page}")
     return 0
 
 

@@ -172,12 +172,12 @@ class _Plan:
 
     @property
     def name(self) -> str:
-        """Of its files in the work folder."""
+        """The name of the run's files in the work folder, without their endings."""
         fingerprint = self.config.fingerprint(self.scenario.name, self.data)
         return f"{self.scenario.name}-{self.config.method}-seed{self.config.seed}-{fingerprint}"
 
     @property
-    def facts(self) -> dict[str, str]:
+    def identity(self) -> dict[str, str]:
         """Inputs of the steps."""
         config = differences(self.scenario.dataset, self.config)
         return {"scenario": self.scenario.name, "data": self.data, "config": config}
@@ -205,8 +205,8 @@ def _run(arguments: Namespace) -> int:
         profile = on_this_machine(plan.profile)
         compile_pipeline(plan.scenario, plan.classes, package, plan.overrides, profile, plan.window)
 
-    inputs = {"data": plan.data, "config": plan.facts["config"]}
-    run = run_here(arguments, plan.workdir, plan.name, plan.facts, compile_to, inputs, display)
+    inputs = {"data": plan.data, "config": plan.identity["config"]}
+    run = run_here(arguments, plan.workdir, plan.name, plan.identity, compile_to, inputs, display)
     if run is None:
         return 1
     page = plan.workdir / f"{page_name(plan.scenario.name, plan.config)}.html"
@@ -221,25 +221,25 @@ def run_here(
     arguments: Namespace,
     workdir: Path,
     name: str,
-    facts: Mapping[str, str],
+    identity: Mapping[str, str],
     compile_to: Callable[[Path], None],
     inputs: Mapping[str, str],
     display: Display,
 ) -> "LocalRun | None":
     """Run a pipeline on this machine, in one process at a time; none if a step crashed, which is told then.
 
-    `name` is that of the run's files in the work folder, `facts` are what tracking knows it by, see
+    `name` is that of the run's files in the work folder, `identity` is what tracking knows it by, see
     `csc.tracking.tracked_run.close_run`; `inputs` are the run-time arguments, but for the checkpoints.
     """
     from csc.pipelines.local.runner import StepCrashed, run_compiled
 
-    with interruptible(), locked(workdir, name, facts) as temporary:
+    with interruptible(), locked(workdir, name, identity) as temporary:
         package, checkpoints = workdir / "runs" / f"{name}.yaml", workdir / "checkpoints" / name
         compile_to(package)
         given = {**inputs, "checkpoints": str(checkpoints)}
         variables = {"TMPDIR": str(temporary)} if arguments.runner != "docker" else {}
         try:
-            with close_runs_on_failure(facts):
+            with close_runs_on_failure(identity):
                 run = run_compiled(package, given, workdir, display, runner=arguments.runner, variables=variables)
         except StepCrashed as error:
             print(error, file=sys.stderr)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from csc.cli.command import Command
 from csc.cli.run import class_count
-from csc.cli.submit import check_edited, check_on_cluster, open_submission, send, submission_arguments
+from csc.cli.submit import check_edited, check_on_cluster, open_submission, start_run, submission_arguments
 from csc.cli.workdir import use_profile, use_workdir, workdir_argument
 from csc.config import parse_overrides
 from csc.data.dataset import Dataset
@@ -257,7 +257,7 @@ def _unfinished(known: Sequence[Result]) -> list[Cell]:
 
 def _run(arguments: Namespace, study: Study, left: Sequence[Cell], profile: Profile, workdir: Path) -> dict[str, str]:
     """Run cells on this machine; return why some failed."""
-    from csc.tracking.queries import reach
+    from csc.tracking.queries import ping_server
 
     runs = distinct(left)
     scenarios = dict.fromkeys(cell.scenario.name for cell in left)
@@ -267,7 +267,7 @@ def _run(arguments: Namespace, study: Study, left: Sequence[Cell], profile: Prof
     options = ["--runner", arguments.runner, *(["--verbose"] if arguments.verbose else [])]
     options += ["--profile", arguments.profile] if arguments.profile else []
     make_workdir(workdir)
-    reach()  # makes the database, which runs that begin together would all try
+    ping_server()  # makes the database, which runs that begin together would all try
     with interruptible():
         return run_cells(
             runs,
@@ -298,7 +298,7 @@ def _submit(arguments: Namespace, study: Study, profile: Profile) -> int:
     with tempfile.TemporaryDirectory(prefix="csc-submit-") as folder:
         packages = _compiled(Path(folder) / f"{study_name(study)}.yaml", arguments, study, profile)
         codes = [
-            send(arguments, endpoint, profile, package, study_name(study), f"{study.title}, {runs} runs", {})
+            start_run(arguments, endpoint, profile, package, study_name(study), f"{study.title}, {runs} runs", {})
             for package, runs in packages
         ]
     return max(codes)
@@ -308,9 +308,9 @@ def _compiled(whole: Path, arguments: Namespace, study: Study, profile: Profile)
     """Write the pipelines of a study, one file each, and return how many runs each has."""
     sources = _cluster_sources(study, arguments.data, profile)
     from csc.pipelines.package import write_package
-    from csc.pipelines.study import build_study, parts
+    from csc.pipelines.study import build_study, split_into_pipelines
 
-    cut = parts(cells(study, sources))
+    cut = split_into_pipelines(cells(study, sources))
     if len(cut) > 1:
         print(f"{len(cut)} pipelines, because a cluster cannot hold the state of more steps in one; any order will do")
     written = []

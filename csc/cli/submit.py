@@ -21,7 +21,7 @@ from csc.tracking.names import run_title
 if TYPE_CHECKING:
     from csc.pipelines.cluster.endpoint import Endpoint
 
-__all__ = ["SUBMIT", "check_edited", "check_on_cluster", "open_submission", "send", "submission_arguments"]
+__all__ = ["SUBMIT", "check_edited", "check_on_cluster", "open_submission", "start_run", "submission_arguments"]
 
 
 def _submit_arguments(parser: ArgumentParser) -> None:
@@ -62,10 +62,10 @@ def _submit(arguments: Namespace) -> int:
         package = Path(folder) / "pipeline.yaml"
         compile_pipeline(scenario, classes, package, overrides, profile, window, on_cluster=True)
         inputs = {"data": data, "config": differences(scenario.dataset, config)}
-        return send(arguments, endpoint, profile, package, pipeline_name(scenario), name, inputs)
+        return start_run(arguments, endpoint, profile, package, pipeline_name(scenario), name, inputs)
 
 
-def send(
+def start_run(
     arguments: Namespace,
     endpoint: "Endpoint",
     profile: Profile,

@@ -209,7 +209,7 @@ class Register(Settings, frozen=True):
 
 
 class Statistics(Settings, frozen=True):
-    """Features of old classes, drawn from their mean and spread at each step (`csc.replay.statistics`); ours.
+    """Features of old classes, drawn from their mean and spread at each update (`csc.replay.statistics`); ours.
 
     As many are drawn as the batch has images. Only with a frozen backbone.
 

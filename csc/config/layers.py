@@ -61,7 +61,7 @@ def resolve(
         raise BadConfig(f"head={head}: method '{method}' takes only {', '.join(method_class(method).heads)}")
     kind = settings_type(method, str(head))
     _check_read(wanted, kind, method)
-    _check_facts(wanted, dataset, method)
+    _check_required(wanted, dataset, method)
     config = convert(kind, merged(_readable(values, kind), wanted), from_text=True)
     method_class(method).check(config)
     return config
@@ -78,7 +78,7 @@ def differences(dataset: str, config: Config) -> str:
     """
     values = _readable(_values(dataset, config.method), type(config))
     default = {**_defaults(type(config)), **dict(flatten(values))}
-    always = ("method", "seed", *method_class(config.method).facts)
+    always = ("method", "seed", *method_class(config.method).required_settings)
     changed = {key: value for key, value in config.flat().items() if key in always or value != default[key]}
     return json.dumps(nested(changed), sort_keys=True)
 
@@ -194,14 +194,14 @@ def _check_read(wanted: Mapping[str, Any], kind: type[Config], method: str) -> N
                 raise BadConfig(f"{key}: method '{method}' does not read it, {', '.join(readers)} would")
 
 
-def _check_facts(wanted: Mapping[str, Any], dataset: str, method: str) -> None:
+def _check_required(wanted: Mapping[str, Any], dataset: str, method: str) -> None:
     """Refuse to guess what a method has to know of a data set for which there is no preset."""
-    facts = method_class(method).facts
+    required = method_class(method).required_settings
     given = dict(flatten(wanted))
-    for key in facts if not _has_preset(dataset) else ():
+    for key in required if not _has_preset(dataset) else ():
         if key not in given:
             raise BadConfig(
-                f"{key}: method '{method}' has to know it of data set '{dataset}'; set {' and '.join(facts)}"
+                f"{key}: method '{method}' has to know it of data set '{dataset}'; set {' and '.join(required)}"
             )
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from csc.data.views import View
 
-__all__ = ["Scores"]
+__all__ = ["Scores", "write_scores"]
 
 _SCORE, _TARGET = "score:", "target:"  # before the name of a class, so that no name can be that of another column
 _ROW_GROUP = 4096  # images
@@ -30,7 +30,7 @@ class Scores:
 
     @classmethod
     def read(cls, path: str | Path) -> "Scores":
-        """Read what `write` wrote."""
+        """Read what `write_scores` wrote."""
         import numpy as np
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -52,18 +52,18 @@ class Scores:
             raise BadData(f"{path}: not scores ({error}); make them with the evaluate step") from None
         return cls(confidences, targets, classes)
 
-    @staticmethod
-    def write(view: "View", batches: "Iterable[NDArray[np.float32]]", path: str | Path) -> None:
-        """Write the confidences of a view's images, in its order, with the targets that the view shows."""
-        import numpy as np
-        import pyarrow as pa
-        import pyarrow.parquet as pq
 
-        from csc.data.columns import from_numpy
+def write_scores(view: "View", batches: "Iterable[NDArray[np.float32]]", path: str | Path) -> None:
+    """Write the confidences of a view's images, in its order, with the targets that the view shows."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
-        kinds = {_SCORE: np.concatenate(list(batches)), _TARGET: view.targets()}
-        names = [kind + name for kind in kinds for name in view.classes]
-        columns = [from_numpy(column) for values in kinds.values() for column in values.T]
-        table = pa.Table.from_arrays([view.table["image_id"], *columns], names=["image_id", *names])
-        with atomic_file(Path(path)) as aside:
-            pq.write_table(table, aside, row_group_size=_ROW_GROUP, write_page_checksum=True)
+    from csc.data.columns import from_numpy
+
+    kinds = {_SCORE: np.concatenate(list(batches)), _TARGET: view.targets()}
+    names = [kind + name for kind in kinds for name in view.classes]
+    columns = [from_numpy(column) for values in kinds.values() for column in values.T]
+    table = pa.Table.from_arrays([view.table["image_id"], *columns], names=["image_id", *names])
+    with atomic_file(Path(path)) as aside:
+        pq.write_table(table, aside, row_group_size=_ROW_GROUP, write_page_checksum=True)

@@ -139,8 +139,8 @@ def _pairs(column: pa.ChunkedArray, classes: Sequence[str]) -> tuple[np.ndarray[
     return rows[known], to_numpy(index.drop_null())
 
 
-class _Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the metadata of the file say of a view; the digest covers the rows and all other facts."""
+class _Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the metadata of the file say of a view; the digest covers the rows and all other metadata."""
 
     classes: tuple[str, ...]
     images: str
@@ -151,31 +151,31 @@ class _Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def write_view(view: View, path: Path) -> None:
     """Write a view as Parquet; classes, image address, data fingerprint and a digest go into the file's metadata."""
-    facts = _Facts(view.classes, view.images, view.fingerprint, view.note)
-    facts = msgspec.structs.replace(facts, digest=_digest(view.table, facts))
+    metadata = _Metadata(view.classes, view.images, view.fingerprint, view.note)
+    metadata = msgspec.structs.replace(metadata, digest=_digest(view.table, metadata))
     with atomic_file(path) as temporary:
-        pq.write_table(view.table.replace_schema_metadata({_METADATA_KEY: msgspec.json.encode(facts)}), temporary)
+        pq.write_table(view.table.replace_schema_metadata({_METADATA_KEY: msgspec.json.encode(metadata)}), temporary)
 
 
 def read_view(path: str | Path) -> View:
     """Read a view back; one whose content is not what was written is refused."""
     try:
         table = pq.ParquetFile(regular_file(path)).read()
-        facts = msgspec.json.decode((table.schema.metadata or {}).get(_METADATA_KEY, b"{}"), type=_Facts)
-        _check(table, len(facts.classes))
-        if _digest(table, facts) != facts.digest:
+        metadata = msgspec.json.decode((table.schema.metadata or {}).get(_METADATA_KEY, b"{}"), type=_Metadata)
+        _check(table, len(metadata.classes))
+        if _digest(table, metadata) != metadata.digest:
             raise ValueError("its content is not what was written")
-        return View(table, facts.classes, facts.images, facts.fingerprint, facts.note)
+        return View(table, metadata.classes, metadata.images, metadata.fingerprint, metadata.note)
     except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
         raise BadData(f"{path}: not a task view ({error}); build it again with the build_dataset step") from None
 
 
-def _digest(table: pa.Table, facts: _Facts) -> str:
-    """The SHA-256 of rows and facts, independent of how the file stores them."""
+def _digest(table: pa.Table, metadata: _Metadata) -> str:
+    """The SHA-256 of rows and metadata, independent of how the file stores them."""
     labels = table["labels"].combine_chunks()
     offsets = to_numpy(labels.offsets)
     shown = labels.values[offsets[0] : offsets[-1]]
-    digest = hashlib.sha256(msgspec.json.encode(msgspec.structs.replace(facts, digest="")))
+    digest = hashlib.sha256(msgspec.json.encode(msgspec.structs.replace(metadata, digest="")))
     digest.update(msgspec.json.encode(table["image_id"].to_pylist()))
     for numbers in (to_numpy(table["shard"]), to_numpy(table["row"]), np.diff(offsets), to_numpy(shown)):
         digest.update(numbers.tobytes())

@@ -24,7 +24,7 @@ from csc.distributed.group import one_of_several
 from csc.errors import BadConfig, CscError
 from csc.storage import read_json, write_json
 
-__all__ = ["processes_for", "raise_error", "run"]
+__all__ = ["processes_for", "raise_error", "run_in_processes"]
 
 GRACE_SECONDS = 20
 LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
@@ -50,7 +50,7 @@ def processes_for(wanted: int | Literal["auto"], *, exactly: bool = True) -> int
     return wanted
 
 
-def run(function: Callable[..., T], arguments: Mapping[str, Any], processes: int) -> T:
+def run_in_processes(function: Callable[..., T], arguments: Mapping[str, Any], processes: int) -> T:
     """Run a function of a module in several processes of this machine and return what it returns on rank 0.
 
     Output of the processes goes where ours goes. If one ends with a CscError, so does this; the others are stopped. All
@@ -140,7 +140,7 @@ def _end_with_parent(launcher: int | None) -> None:
 def main(target: str, file: Path, launcher: int | None = None) -> int:
     """Be one of the processes: call the function with the arguments in the file; its result or error is written there.
 
-    `launcher` is the number of the process that called `run`; torchrun does not give its own.
+    `launcher` is the number of the process that called `run_in_processes`; torchrun does not give its own.
     """
     _end_with_parent(launcher)
     module, _, name = target.partition(":")

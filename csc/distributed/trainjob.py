@@ -31,7 +31,7 @@ from csc.errors import BadConfig
 from csc.scenario import Task
 from csc.storage import atomic_folder, local_path, write_json
 
-__all__ = ["job_name", "stage", "train_job", "train_on_nodes"]
+__all__ = ["copy_inputs", "job_manifest", "job_name", "train_on_nodes"]
 
 RUNTIME = "torch-distributed"
 NODE = "node"  # how the runtime calls its job and its container
@@ -70,8 +70,8 @@ def train_on_nodes(
     job = _Job(jobs, name, folder, f"task {task.index}/{task.total} · job {name}")
     with job.delete_job_on_stop():
         if not job.found():
-            stage(arguments, folder)
-            job.start(train_job(name, folder, settings, pod, jobs.own_pod()))
+            copy_inputs(arguments, folder)
+            job.start(job_manifest(name, folder, settings, pod, jobs.own_pod()))
         job.wait()
     with atomic_folder(Path(arguments["out"])) as temporary:
         shutil.copytree(job.model(), temporary, dirs_exist_ok=True)
@@ -84,7 +84,7 @@ def job_name(key: str, task: Task) -> str:
     return f"csc-{key}-task-{task.index:02d}"
 
 
-def stage(arguments: Mapping[str, str], folder: Path) -> None:
+def copy_inputs(arguments: Mapping[str, str], folder: Path) -> None:
     """Copy the step's inputs into a folder that the nodes can read, with arguments that name the copies."""
     with atomic_folder(folder) as temporary:
         staged = {**arguments, "out": str(folder / "model")}
@@ -95,7 +95,7 @@ def stage(arguments: Mapping[str, str], folder: Path) -> None:
         write_json(temporary / "arguments.json", staged)
 
 
-def train_job(name: str, folder: Path, settings: Train, pod: Pod, own: Mapping[str, Any]) -> dict[str, Any]:
+def job_manifest(name: str, folder: Path, settings: Train, pod: Pod, own: Mapping[str, Any]) -> dict[str, Any]:
     """The TrainJob that runs the train step with the arguments in a folder, on a volume that all nodes mount.
 
     Image, pull secrets, service account and security contexts are those of `own`, the spec of the step's pod.

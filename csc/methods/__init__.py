@@ -53,7 +53,7 @@ def build_method(config: "Config", state: "Mapping[str, Tensor] | None" = None) 
     return method_class(config.method)(config, state)
 
 
-def build_head(config: "Config", features: int, groups: Sequence[int]) -> "Head":
-    """The head that a configuration names, for maps with so many channels; `groups` are the classes of each task."""
+def build_head(config: "Config", channels: int, task_sizes: Sequence[int]) -> "Head":
+    """The head that a configuration names, for maps with so many channels and tasks of so many classes."""
     _import_all()
-    return HEADS[config.head].build(config, features, groups)
+    return HEADS[config.head].build(config, channels, task_sizes)

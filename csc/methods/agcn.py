@@ -37,10 +37,10 @@ class AgcnSettings(Settings, frozen=True):
     width: AtLeast1 = 1024
 
 
-def _label_graph(config: Config, features: int, groups: Sequence[int]) -> "Head":
+def _label_graph(config: Config, channels: int, task_sizes: Sequence[int]) -> "Head":
     from csc.nets.label_graph import LabelGraph
 
-    return LabelGraph(features, sum(groups), config.group(AgcnSettings).width)
+    return LabelGraph(channels, sum(task_sizes), config.group(AgcnSettings).width)
 
 
 HEADS["label_graph"] = HeadKind(_label_graph, AgcnSettings)

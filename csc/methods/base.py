@@ -33,10 +33,10 @@ class HeadKind(NamedTuple):
     settings: type[Settings] | None = None
 
 
-def _linear(config: Config, features: int, groups: Sequence[int]) -> "Head":
+def _linear(config: Config, channels: int, task_sizes: Sequence[int]) -> "Head":
     from csc.nets.head import LinearHead
 
-    return LinearHead(features, sum(groups))
+    return LinearHead(channels, sum(task_sizes))
 
 
 HEADS = {"linear": HeadKind(_linear)}  # by name; the modules of methods add theirs
@@ -90,7 +90,7 @@ class Method:
     loss_settings: ClassVar[type[Loss]] = Loss
     memory_settings: ClassVar[type[MemorySettings] | None] = MemorySettings  # none if it never replays
     own_settings: ClassVar[tuple[type[Settings], ...]] = ()  # groups that it reads, and its head may
-    facts: ClassVar[tuple[str, ...]] = ()  # settings that it has to know of a data set
+    required_settings: ClassVar[tuple[str, ...]] = ()  # that it has to know of a data set
     takes_frozen_backbone: ClassVar[bool] = True
     needs_prior: ClassVar[bool] = False  # the frozen model of the task before gives its logits on each batch
     continues: ClassVar[bool] = True  # a task starts from the model before; otherwise from the initialisation

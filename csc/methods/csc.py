@@ -51,10 +51,10 @@ class CigcnSettings(Settings, frozen=True, kw_only=False):
             raise BadConfig(f"cigcn.rank={self.rank}: needs cigcn.correlation=G->S, a counted matrix has no rank")
 
 
-def _ci_gcn(config: Config, features: int, groups: Sequence[int]) -> "Head":
+def _ci_gcn(config: Config, channels: int, task_sizes: Sequence[int]) -> "Head":
     from csc.nets.ci_gcn import CIGCN
 
-    return CIGCN(features, sum(groups), config.group(CigcnSettings))
+    return CIGCN(channels, sum(task_sizes), config.group(CigcnSettings))
 
 
 HEADS["ci_gcn"] = HeadKind(_ci_gcn, CigcnSettings)

@@ -13,7 +13,7 @@ __all__ = ["ER", "RequiredMemorySettings"]
 
 
 class RequiredMemorySettings(MemorySettings, frozen=True):
-    """A memory that there must be."""
+    """Settings of a memory that cannot be switched off."""
 
     sampler: Literal["random", "herding", "reservoir", "prs", "ocdm"] = "random"
 

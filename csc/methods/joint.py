@@ -20,6 +20,6 @@ class Joint(Method):
 
     @staticmethod
     def unread(config: Config) -> frozenset[str]:
-        """What is for tasks after the first: here every task starts from the initialisation."""
+        """Settings of tasks after the first: here every task starts from the initialisation."""
         later = ("freeze_grown_layers", "persist_optimizer", "legacy_bias_reset")
         return Method.unread(config) | {"train.lr", *(f"release_quirks.{name}" for name in later)}

@@ -51,10 +51,10 @@ class KrtSettings(Settings, frozen=True):
             raise BadConfig(f"krt.width={self.width}: expected a multiple of krt.heads={self.heads}")
 
 
-def _attention(config: Config, features: int, groups: Sequence[int]) -> "Head":
+def _attention(config: Config, channels: int, task_sizes: Sequence[int]) -> "Head":
     from csc.nets.attention import IncrementalCrossAttention
 
-    return IncrementalCrossAttention(features, groups, config.group(KrtSettings))
+    return IncrementalCrossAttention(channels, task_sizes, config.group(KrtSettings))
 
 
 HEADS["attention"] = HeadKind(_attention, KrtSettings)
@@ -78,7 +78,7 @@ class KRT(Method):
     name = "krt"
     heads = ("attention", "linear")
     own_settings = (KrtSettings, Statistics)
-    facts = ("krt.labels_per_image", "krt.of_classes")
+    required_settings = ("krt.labels_per_image", "krt.of_classes")
     needs_prior = True
     needs_intermediates = True
 

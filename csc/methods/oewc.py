@@ -45,7 +45,7 @@ class OnlineEWC(FineTune):
     own_settings = (OewcSettings,)
 
     def begin(self, objective: "Objective") -> None:
-        """Refuse a prior model of which nobody knows which weights mattered."""
+        """Refuse a prior model without Fisher information."""
         super().begin(objective)
         has_old = len(objective.classes) > objective.new
         if has_old and not any(name.startswith("fisher.") for name in self.state):

@@ -44,10 +44,10 @@ class RidgeSettings(Settings, frozen=True):
     once: bool = False
 
 
-def _analytic(config: Config, features: int, groups: Sequence[int]) -> "Head":
+def _analytic(config: Config, channels: int, task_sizes: Sequence[int]) -> "Head":
     from csc.nets.analytic import AnalyticHead
 
-    return AnalyticHead(features, sum(groups), config.group(RidgeSettings), config.seed)
+    return AnalyticHead(channels, sum(task_sizes), config.group(RidgeSettings), config.seed)
 
 
 HEADS["ridge"] = HeadKind(_analytic, RidgeSettings)

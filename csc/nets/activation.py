@@ -60,7 +60,7 @@ def _(head: CIGCN, F: Tensor) -> Tensor:
 @maps_of.register
 def _(head: IncrementalCrossAttention, F: Tensor) -> Tensor:
     of_tasks = head.block.attention(head.transfer, torch.cat([*head.tokens]), head.image_tokens(F))  # (B, T, P)
-    tasks = torch.repeat_interleave(torch.arange(len(head.groups)), torch.tensor(head.groups))
+    tasks = torch.repeat_interleave(torch.arange(len(head.task_sizes)), torch.tensor(head.task_sizes))
     return of_tasks[:, tasks.to(F.device)].view(len(F), -1, *F.shape[2:])
 
 

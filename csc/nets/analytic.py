@@ -32,10 +32,10 @@ class AnalyticHead(Head):
     W_r is uniform in ±1/√D, as PyTorch initialises linear layers, and follows from the seed alone.
     """
 
-    def __init__(self, features: int, classes: int, config: "RidgeSettings", seed: int) -> None:
+    def __init__(self, channels: int, classes: int, config: "RidgeSettings", seed: int) -> None:
         super().__init__()
-        self.features, self.config, self.seed = features, config, seed
-        pooled = 2 * features if config.pooling == "mean_max" else features
+        self.channels, self.config, self.seed = channels, config, seed
+        pooled = 2 * channels if config.pooling == "mean_max" else channels
         self.register_buffer("mean", torch.zeros(pooled))
         self.register_buffer("std", torch.ones(pooled))
         if config.hidden:
@@ -48,7 +48,7 @@ class AnalyticHead(Head):
 
     def resized(self, classes: int) -> "AnalyticHead":
         """A head with the same settings and fresh weights for another number of classes."""
-        return AnalyticHead(self.features, classes, self.config, self.seed)
+        return AnalyticHead(self.channels, classes, self.config, self.seed)
 
     def logits_and_features(self, maps: Tensor) -> tuple[Tensor, Tensor]:
         """Logits, and h (B, hidden or features) that they are read from."""
@@ -57,7 +57,7 @@ class AnalyticHead(Head):
         return BOUND * (log_odds / BOUND).tanh(), h
 
     def pooled(self, maps: Tensor) -> Tensor:
-        """(B, features, h, w) → v (B, D)."""
+        """(B, channels, h, w) → v (B, D)."""
         mean = maps.mean(dim=(2, 3))
         if self.config.pooling == "root":
             return mean.sign() * mean.abs().sqrt()

@@ -37,19 +37,19 @@ class IncrementalCrossAttention(Head):
 
     First weights are the released ones: the projection Kaiming-normal, linear weights normal with `init_std` (0.01, too
     little for widths far below the published ones), tokens and positions normal with 0.02. Classifiers of later tasks
-    have PyTorch's defaults. `groups` says how many classes each task has brought.
+    have PyTorch's defaults. `task_sizes` says how many classes each task has brought.
     """
 
-    def __init__(self, features: int, groups: Sequence[int], config: "KrtSettings") -> None:
+    def __init__(self, channels: int, task_sizes: Sequence[int], config: "KrtSettings") -> None:
         super().__init__()
-        self.features, self.groups, self.classes, self.config = features, tuple(groups), sum(groups), config
+        self.channels, self.task_sizes, self.classes, self.config = channels, tuple(task_sizes), sum(task_sizes), config
         width = config.width
-        self.projection = nn.Conv2d(features, width, 1)
+        self.projection = nn.Conv2d(channels, width, 1)
         self.position = nn.Parameter(torch.empty(1, width, GRID, GRID))
         self.transfer = nn.Parameter(torch.empty(1, width))
-        self.tokens = nn.ParameterList(torch.empty(1, width) for _ in groups)
+        self.tokens = nn.ParameterList(torch.empty(1, width) for _ in task_sizes)
         self.block = ClassAttention(width, config.heads)
-        self.heads = nn.ModuleList(nn.Sequential(nn.LayerNorm(width), nn.Linear(width, size)) for size in groups)
+        self.heads = nn.ModuleList(nn.Sequential(nn.LayerNorm(width), nn.Linear(width, size)) for size in task_sizes)
         nn.init.kaiming_normal_(self.projection.weight, mode="fan_out")
         for layer in [*self.block.modules(), *self.heads[0].modules()]:
             if isinstance(layer, nn.Linear):
@@ -59,7 +59,7 @@ class IncrementalCrossAttention(Head):
 
     def resized(self, classes: int) -> "IncrementalCrossAttention":
         """A head with the same settings and fresh weights, with one more task for the classes that came."""
-        return IncrementalCrossAttention(self.features, (*self.groups, classes - self.classes), self.config)
+        return IncrementalCrossAttention(self.channels, (*self.task_sizes, classes - self.classes), self.config)
 
     def old_parameters(self) -> list[str]:
         """Names of the tokens and classifiers of all tasks but the last."""
@@ -75,7 +75,7 @@ class IncrementalCrossAttention(Head):
         return torch.cat(logits, dim=1), embeddings
 
     def image_tokens(self, maps: Tensor) -> Tensor:
-        """(B, features, h, w) → (B, P, width), a token for each position."""
+        """(B, channels, h, w) → (B, P, width), a token for each position."""
         position: Tensor = self.position
         if maps.shape[2:] != position.shape[2:]:
             position = interpolate(position, maps.shape[2:], mode="bilinear", align_corners=False)

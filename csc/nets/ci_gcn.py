@@ -38,13 +38,13 @@ class CIGCN(Head):
     Every class-sized tensor has its classes on the leading axes, so growth is a copy into the top-left block.
     """
 
-    def __init__(self, features: int, classes: int, config: "CigcnSettings") -> None:
+    def __init__(self, channels: int, classes: int, config: "CigcnSettings") -> None:
         super().__init__()
-        self.features, self.classes, self.config = features, classes, config
-        nodes = features if config.plain else config.width
+        self.channels, self.classes, self.config = channels, classes, config
+        nodes = channels if config.plain else config.width
         columns = config.rank or classes
-        self.class_maps = nn.Linear(features, classes, bias=False)
-        self.transform: nn.Identity | nn.Linear = nn.Identity() if config.plain else nn.Linear(features, nodes)
+        self.class_maps = nn.Linear(channels, classes, bias=False)
+        self.transform: nn.Identity | nn.Linear = nn.Identity() if config.plain else nn.Linear(channels, nodes)
         if config.correlation == "G->S":
             # 1 / √n of the full form; nodes start alike, so hubs of n / r of them need it smaller by √(n / r).
             bound = min(classes, columns) ** 0.5 / classes
@@ -63,11 +63,11 @@ class CIGCN(Head):
 
     def resized(self, classes: int) -> "CIGCN":
         """See `Head`."""
-        return CIGCN(self.features, classes, self.config)
+        return CIGCN(self.channels, classes, self.config)
 
     def logits_and_features(self, maps: Tensor) -> tuple[Tensor, Tensor]:
         """Logits, and the class nodes (B, n, D2) that the graph's part of them is read from."""
-        F = maps.flatten(2).transpose(1, 2).contiguous()  # (B, P, features), P = h·w; channels-last maps as is
+        F = maps.flatten(2).transpose(1, 2).contiguous()  # (B, P, channels), P = h·w; channels-last maps as is
         S = self.class_maps(F)  # (B, P, n)
         y_cls = S.amax(dim=1) if self.config.pooling == "max" else S.mean(dim=1)
         V0 = self.label_nodes(self.masks(S), F)
@@ -85,7 +85,7 @@ class CIGCN(Head):
         return S.softmax(dim=1 if self.config.mask_axis == "spatial" else 2)
 
     def masked(self, maps: Tensor, column: int) -> Tensor:
-        """Maps (B, features, h, w) under the mask of a class (B, features): its V0 before T."""
+        """Maps (B, channels, h, w) under the mask of a class (B, channels): its V0 before T."""
         F = maps.flatten(2).transpose(1, 2)
         return (self.masks(self.class_maps(F))[:, :, column].unsqueeze(1) @ F).squeeze(1)
 

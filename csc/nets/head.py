@@ -14,7 +14,7 @@ class Head(nn.Module):
     """Feature maps in, logits of the seen classes out."""
 
     def forward(self, maps: Tensor) -> Tensor:
-        """(B, features, h, w) → logits (B, classes)."""
+        """(B, channels, h, w) → logits (B, classes)."""
         return self.logits_and_features(maps)[0]
 
     def logits_and_features(self, maps: Tensor) -> tuple[Tensor, Tensor]:
@@ -29,16 +29,16 @@ class Head(nn.Module):
 class LinearHead(Head):
     """z = W · GAP(F) + b: global average pooling and one linear layer."""
 
-    def __init__(self, features: int, classes: int) -> None:
+    def __init__(self, channels: int, classes: int) -> None:
         super().__init__()
-        self.linear = nn.Linear(features, classes)
+        self.linear = nn.Linear(channels, classes)
 
     def resized(self, classes: int) -> "LinearHead":
         """See `Head`."""
         return LinearHead(self.linear.in_features, classes)
 
     def logits_and_features(self, maps: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits, and the pooled features (B, features)."""
+        """Logits, and the pooled features (B, channels)."""
         pooled = maps.mean(dim=(2, 3))
         return self.linear(pooled), pooled
 

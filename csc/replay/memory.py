@@ -157,7 +157,7 @@ def write_memory(memory: Memory, path: Path) -> None:
         "rank": from_numpy(memory.rank),
         "logits": _lists(leading, memory.logits, pa.list_(pa.float32())),
     }
-    facts = {
+    metadata = {
         "classes": memory.classes,
         "counts": memory.counts.tolist(),
         "seen": memory.seen,
@@ -165,7 +165,7 @@ def write_memory(memory: Memory, path: Path) -> None:
     }
     table = pa.table(columns, schema=_COLUMNS)
     with atomic_file(path) as temporary:
-        pq.write_table(table.replace_schema_metadata({_METADATA_KEY: json.dumps(facts)}), temporary)
+        pq.write_table(table.replace_schema_metadata({_METADATA_KEY: json.dumps(metadata)}), temporary)
 
 
 def read_memory(path: str | Path) -> Memory:
@@ -177,11 +177,11 @@ def read_memory(path: str | Path) -> Memory:
         raise BadModel(f"{path}: not the memory of a model ({error}); train the task that wrote it again") from None
 
 
-def _decoded(table: pa.Table, facts: dict[str, Any]) -> Memory:
+def _decoded(table: pa.Table, metadata: dict[str, Any]) -> Memory:
     lists = {name: table[name].combine_chunks() for name in ("labels", "logits")}
     if any(column.null_count for column in [*table.columns, *(column.flatten() for column in lists.values())]):
         raise ValueError("values are missing")
-    classes = tuple(facts["classes"])
+    classes = tuple(metadata["classes"])
     counts, stored = (np.diff(to_numpy(column.offsets)) for column in lists.values())
     rows, indices = np.repeat(np.arange(len(table)), counts), to_numpy(lists["labels"].flatten())
     labels = np.zeros((len(table), len(classes)), dtype=bool)
@@ -196,10 +196,10 @@ def _decoded(table: pa.Table, facts: dict[str, Any]) -> Memory:
         rank=to_numpy(table["rank"]),
         logits=logits,
         stored=stored,
-        counts=np.array(facts["counts"], np.int64),
-        seen=int(facts["seen"]),
+        counts=np.array(metadata["counts"], np.int64),
+        seen=int(metadata["seen"]),
         classes=classes,
-        fingerprint=str(facts["fingerprint"]),
+        fingerprint=str(metadata["fingerprint"]),
     )
     last = len(classes)
     if memory.counts.shape != (last,) or (memory.known < 0).any() or (memory.known > last).any():

@@ -15,10 +15,10 @@ from csc.report.paper import paper_row_for, paper_rows, why_incomparable
 from csc.report.svg import escape
 from csc.report.table import TASK_COLUMNS, comparison, notes, old_classes_text, provenance, task_rows
 
-__all__ = ["render"]
+__all__ = ["run_page"]
 
 
-def render(
+def run_page(
     run: RunResults,
     evidence: Sequence[Evidence] = (),
     max_entropy: Mapping[str, RunResults] = {},

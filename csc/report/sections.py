@@ -23,11 +23,11 @@ def class_table(run: RunResults, evidence: Sequence[Evidence]) -> str:
     if not evidence:
         return ""
     facts, last = evidence[-1].facts, run.last.metrics
-    step = nearest_threshold(last.threshold)
+    index = nearest_threshold(last.threshold)
     arrival = {name: task.task for task in reversed(run.tasks) for name in task.seen}
     rows = []
     for column, name in enumerate(facts.classes):
-        hit, called, there = facts.found[column][step], facts.predicted[column][step], facts.present[column]
+        hit, called, there = facts.found[column][index], facts.predicted[column][index], facts.present[column]
         lost = last.best_AP[name] - last.AP[name]
         rates = [_rate(hit, called), _rate(hit, there), _rate(2 * hit, called + there)]
         ap = [f"{last.AP[name]:.1f}", f"−{lost:.1f}" if lost >= 0.05 else "0.0"]
@@ -79,8 +79,8 @@ def _effect(without: Metrics, with_it: Metrics) -> str:
 
 def _threshold(facts: TaskFacts, last: Metrics) -> str:
     """Numbers against the threshold: a figure, a slider for those with a script, and a table for all."""
-    step = nearest_threshold(last.threshold)
-    now = at_threshold(facts, step)
+    marked = nearest_threshold(last.threshold)
+    now = at_threshold(facts, marked)
     names = ("CF1", "OF1", "CP", "CR", "OP", "OR")
     tiles = "".join(f'<div><dt>{name}</dt><dd id="live-{name}">{now[name]:.1f}</dd></div>' for name in names)
     rows = []
@@ -92,7 +92,7 @@ def _threshold(facts: TaskFacts, last: Metrics) -> str:
         "present": facts.present,
         "predicted": facts.predicted,
         "found": facts.found,
-        "threshold": THRESHOLDS[step],
+        "threshold": THRESHOLDS[marked],
         "own": facts.thresholds,
     }
     own = ""
@@ -103,13 +103,13 @@ def _threshold(facts: TaskFacts, last: Metrics) -> str:
 <p>A label is predicted when its confidence is above {last.threshold:g}; mAP does not depend on it. These are test
 images: a threshold to work with is chosen on others.{own}</p>
 <div class="controls" id="try-threshold" hidden="">
-<label>threshold <input type="range" id="threshold" min="0" max="99" step="1" value="{step}"/>
-<output id="threshold-value">{THRESHOLDS[step]:.2f}</output></label>
+<label>threshold <input type="range" id="threshold" min="0" max="99" step="1" value="{marked}"/>
+<output id="threshold-value">{THRESHOLDS[marked]:.2f}</output></label>
 <label>class <select id="class"><option value="">all classes</option></select></label>
 <span id="own" class="muted"></span>
 </div>
 <dl class="numbers live">{tiles}</dl>
-{figure(lambda width: reliability.threshold_curves(facts, step, width))}
+{figure(lambda width: reliability.threshold_curves(facts, marked, width))}
 <details><summary class="note">the same as a table</summary>{html_table(["threshold", *names], rows, "tasks")}</details>
 <script type="application/json" id="counts">{_json(counts)}</script>"""
 

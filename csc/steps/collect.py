@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from csc.artifacts import StudyData, StudyOrder
+from csc.artifacts import StudyData, TableRequest
 from csc.data.dataset import Dataset
 from csc.data.published import benchmark_note
 from csc.errors import BadData
@@ -11,7 +11,7 @@ from csc.storage import atomic_folder, write_bytes
 from csc.study.cells import DataSource, cells, results
 from csc.study.files import log_outcome, write_files
 from csc.study.outcome import Outcome
-from csc.study.page import render
+from csc.study.page import study_page
 from csc.study.render import markdown, text
 from csc.study.spec import Study
 from csc.tracking.queries import close_runs
@@ -23,16 +23,16 @@ __all__ = ["collect"]
 def collect(order: str, page_out: str, table_out: str, files_out: str) -> str:
     """Write the tables of a study as HTML, as Markdown and as a folder with all forms; return them as text.
 
-    `order` is a `StudyOrder`, as JSON. A cell that was to be run and is not finished has failed.
+    `order` is a `TableRequest`, as JSON. A cell that was to be run and is not finished has failed.
     """
-    wanted = StudyOrder.from_json(order)
+    wanted = TableRequest.from_json(order)
     study = wanted.study_as(Study)
     asked = cells(study, {name: _described(source) for name, source in wanted.sources.items()})
     if beyond := [number for number in wanted.tried if number >= len(asked)]:
         raise BadData(f"parameter order: tried: no cell {beyond[0]}; the study has {len(asked)}, from 0")
     outcome = Outcome(study, tuple(results(asked, tried={asked[number].name for number in wanted.tried})))
     close_runs([result.cell.key for result in outcome.failed], "FAILED")
-    write_bytes(page_out, render(outcome).encode())
+    write_bytes(page_out, study_page(outcome).encode())
     write_bytes(table_out, markdown(outcome).encode())
     with atomic_folder(Path(files_out)) as folder:
         write_files(outcome, folder)

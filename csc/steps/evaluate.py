@@ -6,7 +6,7 @@ from pathlib import Path
 from csc import metrics
 from csc.artifacts import HEADLINE, Metrics, RegisteredTask
 from csc.data.features import map_channels
-from csc.data.scores import Scores
+from csc.data.scores import Scores, write_scores
 from csc.data.views import read_view
 from csc.errors import BadModel
 from csc.model import load_network, read_card
@@ -30,7 +30,7 @@ def evaluate(
 
     `prior` is for what the model has forgotten since. `evidence_out` gets what a page shows of the model, if given.
     """
-    from csc.distributed.launch import processes_for, run
+    from csc.distributed.launch import processes_for, run_in_processes
 
     card, view = read_card(Path(model)), read_view(test_view)
     judged = {name for name in card.classes if name in view.classes}
@@ -40,7 +40,7 @@ def evaluate(
     files = {"model": model, "test_view": test_view, "scores_out": scores_out, "features": features}
     started = time.monotonic()
     if processes > 1:
-        run(score, files, processes)
+        run_in_processes(score, files, processes)
     else:
         score(**files)
     seconds = time.monotonic() - started
@@ -92,4 +92,4 @@ def score(model: str, test_view: str, scores_out: str, features: str) -> None:
                 pass
             return
         columns = [card.classes.index(name) for name in view.classes]
-        Scores.write(view, (batch.numpy()[:, columns] for _, batch in batches), scores_out)
+        write_scores(view, (batch.numpy()[:, columns] for _, batch in batches), scores_out)

@@ -8,6 +8,6 @@ __all__ = ["finish"]
 
 @with_retries
 def finish(scenario: str, data: str, config: str, state: str, extended: str = "") -> None:
-    """The step; a command whose server has just failed calls `close_run`, which does not wait."""
+    """Close what a run has left open in MLflow; commands call `close_run`, which does not try again."""
     if not close_run(scenario, data, config, state, extended):
         print("nothing is left open")

@@ -11,7 +11,7 @@ from csc.storage import absolute
 from csc.tracking.server import tracking_uri, without_secrets
 from csc.version import code_version
 
-__all__ = ["describe", "ingest"]
+__all__ = ["ingest", "write_dataset_facts"]
 
 
 @with_retries
@@ -52,7 +52,7 @@ def _notes(dataset: Dataset, *, extends: bool) -> list[str]:
     return notes
 
 
-def describe(origin: Origin, out: str) -> dict[str, str | int]:
+def write_dataset_facts(origin: Origin, out: str) -> dict[str, str | int]:
     """Write what a data set is and where into a file, the first artifact of a run; return the same."""
     dataset = Dataset.open(origin.data)
     images = [int(dataset.splits[split]["images"]) for split in ("train", "test")]

@@ -63,7 +63,7 @@ def register(
     task.write(out)
     print(f"task {card.task}/{card.tasks}: {registered.uri} ({kept_back or f'alias task-{card.task:02d}'})")
     return {
-        **card.facts(),
+        **card.artifact_metadata(),
         "mlflow_uri": registered.uri,
         "mlflow_run": tracker.address,
         "mAP": round(tracked["mAP"], 2),

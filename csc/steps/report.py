@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from csc.artifacts import RegisteredTask, RunResults
 from csc.data.evidence import Evidence
 from csc.report.figures import curve, task_matrix
-from csc.report.page import render
+from csc.report.page import run_page
 from csc.report.raster import raster
 from csc.report.reliability import reliability_diagram
 from csc.report.table import markdown_table, old_classes_text, text_table
@@ -37,7 +37,7 @@ def report(registered: str, page_out: str, table_out: str) -> str:
     run_id = final.model.parent_run_id
     evidence, old_classes = fetch_evidence(run_id), fetch_old_classes(run_id)
     appendix = f"\n\n{old_classes_text(old_classes)}" if old_classes else ""
-    page = render(final.run, evidence, max_entropy_pair(run_id), old_classes)
+    page = run_page(final.run, evidence, max_entropy_pair(run_id), old_classes)
     table = markdown_table(final.run) + appendix
     write_bytes(page_out, page.encode())
     write_bytes(table_out, table.encode())

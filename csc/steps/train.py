@@ -58,7 +58,7 @@ def train(
     that outlives this step, for resuming a try that died; next to `out` if empty. `pod` is what the pipeline sets for
     the step's pod, by the names of kfp's TaskConfig, for several nodes.
     """
-    from csc.distributed.launch import processes_for, run
+    from csc.distributed.launch import processes_for, run_in_processes
 
     arguments = {"config": config, "split": split, "train_view": train_view, "out": out, "prior": prior}
     arguments |= {"checkpoints": checkpoints, "features": features}
@@ -72,10 +72,10 @@ def train(
         key = settings.fingerprint(scenario, read_view(train_view).fingerprint, code_version(), prior_fingerprint)
         train_on_nodes(arguments, settings.train, task, key, pod or {})
     elif (processes := processes_for(settings.train.processes)) > 1:
-        run(learn, arguments, processes)
+        run_in_processes(learn, arguments, processes)
     else:
         learn(**arguments)
-    return read_card(Path(out)).facts()
+    return read_card(Path(out)).artifact_metadata()
 
 
 def learn(config: str, split: str, train_view: str, out: str, prior: str, checkpoints: str, features: str) -> None:

@@ -16,7 +16,7 @@ from csc.errors import BadConfig
 from csc.scenario import Scenario
 from csc.storage import sha256_file
 from csc.study.spec import Row, Study
-from csc.tracking.queries import ScenarioRun, curve, finished_runs
+from csc.tracking.queries import ScenarioRun, finished_runs, map_after_tasks
 from csc.version import code_version
 
 __all__ = ["Cell", "DataSource", "Result", "cells", "distinct", "results"]
@@ -63,7 +63,7 @@ class Cell:
         """
         if self.config is None or self.source is None or run.tags.get("csc.data") != self.source.fingerprint:
             return False
-        own = ("method", "head", *method_class(self.config.method).facts)  # without which there are no defaults
+        own = ("method", "head", *method_class(self.config.method).required_settings)  # defaults need them
         chosen = nested({key: value for key, value in self.config.flat().items() if key in own})
         known = resolve(self.scenario.dataset, chosen).flat() | run.params
         wanted = {key: value for key, value in self.config.decisive().items() if key != "init"}
@@ -216,7 +216,7 @@ def _result(
     same = [run for run in runs if run.tags.get("csc.run_key") == cell.key]
     alike = [run for run in runs if cell.describes(run)] if any_code else []
     for run in (*same, *alike):
-        values = curve(run.run_id)
+        values = map_after_tasks(run.run_id)
         if len(values) == cell.tasks and "avg_mAP" in run.metrics:
             tags = {"initialisation": "csc.initialisation", "data": "csc.data", "code": "csc.code_version"}
             provenance = {name: run.tags.get(tag) or "unknown" for name, tag in tags.items()}

@@ -11,7 +11,7 @@ from pathlib import Path
 from csc.data.scores import Scores
 from csc.report.columns import TITLES, format_number
 from csc.study.cells import Result
-from csc.study.intervals import Draws, Interval, difference, resampled_map
+from csc.study.intervals import Interval, ResampledValues, difference, resampled_map
 from csc.study.outcome import Entry, Outcome
 from csc.tracking.files import SCORES, fetch_files
 
@@ -41,7 +41,7 @@ class Claim:
 class Resampled:
     """The mAP of a run on resampled test images; only those of the same test images can be paired."""
 
-    draws: Draws
+    draws: ResampledValues
     images: int
     test_images: str  # digest of what they show
 
@@ -60,7 +60,7 @@ def claims(outcome: Outcome) -> list[Claim]:
 
 
 def _interval(first: Entry, second: Entry, column: str) -> Interval | None:
-    """Of the difference of two rows; none if they have no seed in common."""
+    """The interval of the difference of two rows; none if they have no seed in common."""
     others = {result.cell.seed: result for result in second.results if not result.missing}
     pairs = [(one, others[one.cell.seed]) for one in first.results if not one.missing and one.cell.seed in others]
     values = [(one.value(column), other.value(column)) for one, other in pairs]

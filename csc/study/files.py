@@ -4,7 +4,7 @@ from pathlib import Path
 
 from csc.storage import write_bytes
 from csc.study.outcome import Outcome
-from csc.study.page import render
+from csc.study.page import study_page
 from csc.study.render import csv_lines, latex, markdown, text
 from csc.tracking.studies import log_study
 
@@ -22,7 +22,7 @@ def log_outcome(outcome: Outcome) -> None:
         if (number := entry.number(column))
     }
     if means:
-        log_study(study.name, means, markdown(outcome), render(outcome))
+        log_study(study.name, means, markdown(outcome), study_page(outcome))
 
 
 def write_files(outcome: Outcome, folder: Path) -> list[Path]:
@@ -32,7 +32,7 @@ def write_files(outcome: Outcome, folder: Path) -> list[Path]:
         "md": markdown(outcome),
         "tex": latex(outcome),
         "csv": csv_lines(outcome),
-        "html": render(outcome),
+        "html": study_page(outcome),
     }
     files = {folder / f"{outcome.study.name}.{ending}": content for ending, content in forms.items()}
     for path, content in files.items():

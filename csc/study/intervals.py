@@ -22,7 +22,7 @@ from csc.data.scores import Scores
 
 __all__ = ["Interval", "difference", "resampled_map"]
 
-Draws = NDArray[np.float64]  # a number on each of the resampled sets of images
+ResampledValues = NDArray[np.float64]  # a number on each of the resampled sets of images
 
 _SEED = 2024  # of all draws: the same runs give the same interval
 _DRAWS = 20_000  # of the sum of both errors
@@ -48,7 +48,9 @@ class Interval:
 
 
 def difference(
-    pairs: Sequence[tuple[float, float]], resampled: Sequence[tuple[Draws, Draws]] = (), images: int = 0
+    pairs: Sequence[tuple[float, float]],
+    resampled: Sequence[tuple[ResampledValues, ResampledValues]] = (),
+    images: int = 0,
 ) -> Interval:
     """The mean difference of pairs of numbers, first minus second, with its interval.
 
@@ -69,7 +71,7 @@ def difference(
     return Interval(mean, float(low), float(high), seeds, images if resampled else 0)
 
 
-def resampled_map(scores: Scores) -> Draws:
+def resampled_map(scores: Scores) -> ResampledValues:
     """The mAP in percent on test images drawn with replacement, once for each draw.
 
     The draws depend on the number of images alone, so the results of two runs on the same test images can be paired.
@@ -80,7 +82,7 @@ def resampled_map(scores: Scores) -> Draws:
     total = np.zeros(weights.shape[1])
     for confidences, present in zip(scores.confidences.T, scores.targets.T, strict=True):
         total += _weighted_precision(confidences, present, weights)
-    found: Draws = 100 * total / classes
+    found: ResampledValues = 100 * total / classes
     return found
 
 
@@ -94,7 +96,7 @@ def _weights(images: int, draws: int) -> NDArray[np.float32]:
 
 def _weighted_precision(
     confidences: NDArray[np.float32], present: NDArray[np.bool_], weights: NDArray[np.float32]
-) -> Draws:
+) -> ResampledValues:
     """The average precision of a class in each draw; 0 where no image shows it.
 
     How many images are above is only needed at the scores of positives, so the images between two of them are summed up
@@ -106,7 +108,7 @@ def _weighted_precision(
     level = np.searchsorted(-levels, -confidences)  # the first that an image reaches; below them all it never counts
     everything, positives = (_summed(level, rows, weights) for rows in (level < levels.size, present))
     precision = np.cumsum(positives, axis=0) / np.maximum(np.cumsum(everything, axis=0), 1)
-    found: Draws = (positives * precision).sum(axis=0) / np.maximum(positives.sum(axis=0), 1)
+    found: ResampledValues = (positives * precision).sum(axis=0) / np.maximum(positives.sum(axis=0), 1)
     return found
 
 

@@ -28,7 +28,7 @@ class Number:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Number":
-        """Of at least one value."""
+        """Mean and sample deviation of at least one value."""
         return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
 
     def text(self, column: str, pm: str = "±") -> str:
@@ -83,7 +83,7 @@ class Outcome:
 
     @functools.cached_property
     def held_out(self) -> dict[int, list[Result]]:
-        """The cells that are tested on held-out training images, by of how many images one is held out."""
+        """The cells that are tested on held-out training images, by their setting `held_out`."""
         found: dict[int, list[Result]] = {}
         for result in self.results:
             if result.cell.config is not None and result.cell.config.held_out:

@@ -14,10 +14,10 @@ from csc.study.outcome import Outcome
 from csc.study.render import Table, remarks, tables
 from csc.tracking.tracked_run import results_of
 
-__all__ = ["confidence_part", "remark_list", "render", "titled_table"]
+__all__ = ["confidence_part", "remark_list", "study_page", "titled_table"]
 
 
-def render(outcome: Outcome) -> str:
+def study_page(outcome: Outcome) -> str:
     """Return the whole page."""
     done = sum(not result.missing for result in outcome.results)
     provenance = "".join(f"<span>{escape(line)}</span><br/>" for line in outcome.provenance())

@@ -37,7 +37,7 @@ def changed_settings(scenario: str, config: Config) -> dict[str, Any]:
     {'train.epochs': 3}
     """
     changed = flatten(json.loads(differences(Scenario.parse(scenario).dataset, config)))
-    left_out = ("method", "seed", *method_class(config.method).facts, *EXECUTION_ONLY)
+    left_out = ("method", "seed", *method_class(config.method).required_settings, *EXECUTION_ONLY)
     return {key: value for key, value in changed if key not in left_out}
 
 

@@ -22,12 +22,12 @@ __all__ = [
     "TaskProgress",
     "add_saved_views",
     "close_runs",
-    "curve",
     "finished_runs",
+    "map_after_tasks",
     "newest_runs",
     "number_of",
+    "ping_server",
     "progress_since",
-    "reach",
     "search_runs",
     "tag_filter",
     "task_of",
@@ -58,7 +58,7 @@ class TaskProgress:
     changed: int  # when something last happened, in milliseconds since 1970
 
 
-def reach() -> str:
+def ping_server() -> str:
     """Ask the tracking server something small; return its address, without secrets, once it has answered."""
     with connected() as client:
         client.search_experiments(max_results=1)
@@ -116,7 +116,7 @@ def newest_runs(count: int) -> list[str]:
         return [str(run.info.run_id) for run in found]
 
 
-def curve(run_id: str) -> tuple[float, ...]:
+def map_after_tasks(run_id: str) -> tuple[float, ...]:
     """The mAP after each task of a scenario run."""
     with connected() as client:
         history = client.get_metric_history(run_id, "mAP")

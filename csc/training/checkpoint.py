@@ -64,7 +64,7 @@ class Checkpoint:
         tensors["random.cpu"] = torch.get_rng_state()
         if torch.cuda.is_available():
             tensors["random.cuda"] = torch.cuda.get_rng_state()
-        facts = {
+        metadata = {
             "key": self.key,
             "log": position.log,
             "updates": position.updates,
@@ -73,20 +73,20 @@ class Checkpoint:
             "scheduler": self.scheduler.state_dict() if self.scheduler else {},
             "scaler": self.scaler.state_dict(),
         }
-        text = json.dumps(facts)
+        text = json.dumps(metadata)
         with atomic_file(self.path) as temporary:
             save_tensors(tensors, temporary, {"csc": text, "sha256": _digest(text, tensors)})
 
     def restore(self) -> Position:
         """Resume from the file, if it is there and of this run and task; a damaged one is a BadModel."""
         try:
-            facts, tensors = self._read()
+            metadata, tensors = self._read()
         except FileNotFoundError:
             return Position()
-        if facts.get("key") != self.key:
+        if metadata.get("key") != self.key:
             return Position()
         try:
-            return self._load_state(facts, tensors)
+            return self._load_state(metadata, tensors)
         except torch.OutOfMemoryError:
             raise
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
@@ -94,19 +94,19 @@ class Checkpoint:
             reason = " ".join(f"{type(error).__name__} {error}".split())[:300]
             raise BadData(f"{self.path}: a checkpoint of something else ({reason}); remove it to begin again") from None
 
-    def _load_state(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> Position:
+    def _load_state(self, metadata: dict[str, Any], tensors: dict[str, Tensor]) -> Position:
         self.network.load_state_dict(_below(tensors, "network."))
-        self._restore_optimizer(_below(tensors, "optimizer."), facts["groups"])
+        self._restore_optimizer(_below(tensors, "optimizer."), metadata["groups"])
         if self.scheduler:
-            self.scheduler.load_state_dict(facts["scheduler"])
-        if facts["scaler"]:  # written where numbers needed no scaling, it is empty
-            self.scaler.load_state_dict(facts["scaler"])
+            self.scheduler.load_state_dict(metadata["scheduler"])
+        if metadata["scaler"]:  # written where numbers needed no scaling, it is empty
+            self.scaler.load_state_dict(metadata["scaler"])
         torch.set_rng_state(tensors["random.cpu"])
         if "random.cuda" in tensors and torch.cuda.is_available():
             torch.cuda.set_rng_state(tensors["random.cuda"])
         device = next(self.network.parameters()).device
-        terms = {name: tensors[f"terms.{name}"].to(device) for name in facts["terms"]}
-        return Position(facts["log"], facts["updates"], terms)
+        terms = {name: tensors[f"terms.{name}"].to(device) for name in metadata["terms"]}
+        return Position(metadata["log"], metadata["updates"], terms)
 
     def _read(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """What the file holds, if its bytes are those that were written."""
@@ -122,10 +122,10 @@ class Checkpoint:
         if header.get("sha256") != _digest(text, tensors):
             raise BadModel(f"{self.path}: damaged checkpoint (its digest is another)")
         try:
-            facts: dict[str, Any] = dict(json.loads(text))
+            metadata: dict[str, Any] = dict(json.loads(text))
         except (TypeError, ValueError, RecursionError) as error:
             raise BadModel(f"{self.path}: damaged checkpoint ({error})") from None
-        return facts, tensors
+        return metadata, tensors
 
     def _restore_optimizer(self, moments: dict[str, Tensor], groups: list[dict[str, Any]]) -> None:
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]

@@ -20,7 +20,7 @@ class ExemplarLabels:
     logits: Tensor  # that were stored with an exemplar
     stored: Tensor  # for which classes
     by_prior: Tensor | None = None  # labels of old classes that the prior model has filled in; none if nobody does
-    by_learner: Tensor | None = None  # labels of new classes that the learner fills in at each step, if it does
+    by_learner: Tensor | None = None  # labels of new classes that the learner fills in at each update, if it does
 
     @classmethod
     def of(cls, examples: Examples, new: int) -> "ExemplarLabels | None":

@@ -93,7 +93,7 @@ class Objective:
 
         def under_mask(column: int, rows: Sequence[int]) -> Tensor:
             if not rows:
-                return torch.zeros(0, head.features)
+                return torch.zeros(0, head.channels)
             return self.examples.outputs(lambda images: head.masked(network.features(images), column), rows)
 
         return [under_mask(old + c, images.nonzero()[:, 0].tolist()) for c, images in enumerate(present)]

@@ -74,7 +74,7 @@ def _initialised(settings: Config, card: ModelCard) -> Start:
     plain, origin = initialise(settings.backbone, settings.init, allow_leaky=settings.allow_leaky_init)
     mean, std = normalisation(plain)
     backbone = method_class(settings.method).wrap(settings, plain)
-    network = Network(backbone, build_head(settings, backbone.channels, card.groups), mean, std)
+    network = Network(backbone, build_head(settings, backbone.channels, card.task_sizes), mean, std)
     return Start(network, None, replace(card, initialisation=origin.facts(), mean=mean, std=std))
 
 
@@ -83,7 +83,7 @@ def start_on_maps(settings: Config, card: ModelCard, features: str) -> Start:
     made = read_features(features)
     refuse_leaky(made, settings)
     backbone = StoredBackbone(load_tensors(backbone_weights(features)), made.shape[0])
-    network = Network(backbone, build_head(settings, backbone.channels, card.groups), made.mean, made.std)
+    network = Network(backbone, build_head(settings, backbone.channels, card.task_sizes), made.mean, made.std)
     return Start(network, None, replace(card, **_inherited(made)))
 
 

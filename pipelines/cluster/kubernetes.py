@@ -62,7 +62,7 @@ class Kubernetes:
             raise NotVisible("the cluster does not answer") from None
 
     def version(self) -> str:
-        """Of Kubernetes."""
+        """The version of the Kubernetes server."""
         found = self._ask("VersionApi", "get_code")
         return str(found.git_version) if found is not None else "of a version that it does not tell"
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TextIO
 
 from csc.errors import BadData, CscError
-from csc.storage import explain_write_errors
 from csc.tracking.tracked_run import close_run
 
 __all__ = ["LONGEST_TEMPORARY", "close_runs_on_failure", "is_running", "locked", "make_workdir"]
@@ -25,12 +24,14 @@ LONGEST_TEMPORARY = 58  # bytes of TMPDIR: the sockets of a step's processes are
 
 def make_workdir(workdir: Path) -> None:
     """Make the work folder, or say that it cannot be written."""
-    with explain_write_errors(workdir):
+    try:
         (workdir / "runs").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadData(f"cannot write {workdir}: {error.strerror}; choose another --workdir") from None
 
 
 @contextlib.contextmanager
-def locked(workdir: Path, name: str, run: Mapping[str, str]) -> Iterator[Path]:
+def locked(workdir: Path, name: str, identity: Mapping[str, str]) -> Iterator[Path]:
     """Refuse a run that another process is at; give a folder for temporary files. Other runs share the work folder.
 
     The lock's file holds what the run is for as long as it goes on: its `scenario`, `data` and `config`, and `extended`
@@ -47,7 +48,7 @@ def locked(workdir: Path, name: str, run: Mapping[str, str]) -> Iterator[Path]:
         _clear(workdir, name, _content(lock))
         _clear_killed_runs(workdir, name)
         temporary = tempfile.mkdtemp(prefix="csc-run-")
-        _write(lock, json.dumps({**run, "temporary": temporary}))
+        _write(lock, json.dumps({**identity, "temporary": temporary}))
         try:
             with _temporary_files_in(temporary):
                 yield Path(temporary)
@@ -77,12 +78,12 @@ def is_running(workdir: Path, name: str) -> bool:
 
 
 @contextlib.contextmanager
-def close_runs_on_failure(run: Mapping[str, str]) -> Iterator[None]:
+def close_runs_on_failure(identity: Mapping[str, str]) -> Iterator[None]:
     """Close the tracked runs of a run that ends early, as the exit handler of a pipeline does on a cluster."""
     try:
         yield
     except BaseException as error:
-        _close(run, "CANCELED" if isinstance(error, KeyboardInterrupt) else "FAILED")
+        _close(identity, "CANCELED" if isinstance(error, KeyboardInterrupt) else "FAILED")
         raise
 
 
@@ -92,15 +93,15 @@ def _clear_killed_runs(workdir: Path, name: str) -> None:
         if file.stem == name:
             continue
         with file.open("a+", encoding="utf-8") as lock:
-            if _acquired(lock) and (run := _content(lock)):
-                _clear(workdir, file.stem, run)
-                if _close(run, "CANCELED"):
+            if _acquired(lock) and (identity := _content(lock)):
+                _clear(workdir, file.stem, identity)
+                if _close(identity, "CANCELED"):
                     _write(lock, "")
 
 
-def _clear(workdir: Path, name: str, run: Mapping[str, str]) -> None:
+def _clear(workdir: Path, name: str, identity: Mapping[str, str]) -> None:
     """Remove the temporary files of a killed run: its folder, and hidden files next to its outputs."""
-    if folder := run.get("temporary"):
+    if folder := identity.get("temporary"):
         shutil.rmtree(folder, ignore_errors=True)
     folders = [workdir / "pipeline" / name, workdir / "checkpoints" / name, *(workdir / "cache").glob(f"*/{name}")]
     hidden = [path for outputs in folders for path in outputs.rglob(".*")]
@@ -108,11 +109,11 @@ def _clear(workdir: Path, name: str, run: Mapping[str, str]) -> None:
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
-def _close(run: Mapping[str, str], state: str) -> bool:
+def _close(identity: Mapping[str, str], state: str) -> bool:
     """Mark what a run has open in MLflow as failed or killed; return whether the server answered."""
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            close_run(run["scenario"], run["data"], run["config"], state, run.get("extended", ""))
+            close_run(identity["scenario"], identity["data"], identity["config"], state, identity.get("extended", ""))
     except CscError:  # why the run ended matters more
         return False
     return True

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from csc.artifacts import Metrics, RegisteredTask, Split, Training
-from csc.data.scores import Scores
+from csc.data.scores import Scores, write_scores
 from csc.data.views import read_view
 from csc.errors import CscError
 from csc.model import load_network, load_tensors, read_card
@@ -87,7 +87,7 @@ def _unsigned(make: Callable[[Path], object], folder: Path) -> None:
 def _scores(folder: Path) -> None:
     _step("test.parquet", folder)
     view = read_view(folder / "test.parquet")
-    Scores.write(view, [np.full((len(view), len(view.classes)), 0.5, np.float32)], folder / "scores.parquet")
+    write_scores(view, [np.full((len(view), len(view.classes)), 0.5, np.float32)], folder / "scores.parquet")
 
 
 def _memory(folder: Path) -> None:

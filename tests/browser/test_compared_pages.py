@@ -13,7 +13,7 @@ from csc.study import page as page_module
 from csc.study.cells import DataSource, cells, results
 from csc.study.compare import compare, comparison_page
 from csc.study.outcome import Outcome
-from csc.study.page import render
+from csc.study.page import study_page
 from csc.study.reading import read_study
 from csc.tracking.queries import ScenarioRun
 from csc.tracking.tracked_run import TrackedRun
@@ -59,10 +59,10 @@ def study(runs: dict[str, RunResults], monkeypatch: pytest.MonkeyPatch) -> str:
         found.append(ScenarioRun(f"{cell.row.name} {cell.seed}", {"csc.run_key": cell.key}, {}, numbers))
     curves = {name: tuple(task.metrics.mAP for task in run.tasks) for name, run in known.items()}
     monkeypatch.setattr(cells_module, "finished_runs", lambda scenario: found)
-    monkeypatch.setattr(cells_module, "curve", curves.get)
+    monkeypatch.setattr(cells_module, "map_after_tasks", curves.get)
     monkeypatch.setattr(claims_module, "resampled", lambda run_id, task: None)
     monkeypatch.setattr(page_module, "results_of", known.get)
-    return render(Outcome(read_study("figure3"), tuple(results(asked))))
+    return study_page(Outcome(read_study("figure3"), tuple(results(asked))))
 
 
 @pytest.mark.parametrize("width", [DESK, PHONE])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from csc import metrics
-from csc.report.page import render
+from csc.report.page import run_page
 from tests.browser.conftest import PHONE, keep_screenshot, too_wide
 from tests.reported import Reported, reported
 
@@ -22,7 +22,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Reported:
 @pytest.fixture
 def opened(made: Reported, open_page: Callable[..., Any]) -> Callable[..., Any]:
     """Open the page of the run."""
-    return partial(open_page, render(made.run, made.evidence))
+    return partial(open_page, run_page(made.run, made.evidence))
 
 
 def test_the_page_shows_the_numbers_of_the_metrics(opened: Callable[..., Any], made: Reported):

@@ -64,7 +64,7 @@ def test_cards_of_models(content: bytes, tmp_path_factory: pytest.TempPathFactor
 
     def used() -> None:
         card = read_card(folder)
-        assert card.facts()
+        assert card.artifact_metadata()
         assert set(card.thresholds) == set(card.classes)
 
     attempt(used)

@@ -58,7 +58,7 @@ def test_an_extension_is_the_next_version_with_the_next_alias_and_the_old_classe
     cards = {card.task: card for card in map(read_card, {path.parent for path in work[0].rglob("model.json")})}
     assert [cards[task].scenario for task in (1, 2, 3)] == ["digits-b0c5", "digits-b0c5+3", "digits-b0c5+3+2"]
     assert cards[3].classes == tuple("0123456789")
-    assert cards[3].groups == (5, 3, 2)
+    assert cards[3].task_sizes == (5, 3, 2)
     assert (cards[2].config["seed"], cards[3].config["seed"]) == (0, 1)
     assert cards[2].config["train"] == cards[1].config["train"]  # the settings are those of the model
 

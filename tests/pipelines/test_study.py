@@ -27,7 +27,7 @@ from csc.errors import BadScenario, TrackingError
 from csc.pipelines.local.interrupts import interruptible
 from csc.pipelines.package import STEPS, STEPS_LIMIT, write_package
 from csc.pipelines.profile import Profile, read_profile
-from csc.pipelines.study import build_study, loops, order_for, parts
+from csc.pipelines.study import build_study, loops, split_into_pipelines, table_request
 from csc.study import cells as cells_module
 from csc.study.cells import DataSource, Result, cells, distinct
 from csc.study.live import RunningCell, picture
@@ -197,26 +197,26 @@ def test_cells_whose_pipelines_differ_in_shape_get_loops_of_their_own():
 
 def test_a_study_is_cut_into_pipelines_that_a_cluster_can_hold():
     asked = cells(read_study("table1"), SOURCES)
-    cut = parts(asked)
+    cut = split_into_pipelines(asked)
     assert sorted(cell.name for part in cut for cell in part) == sorted(cell.name for cell in asked)
     for part in cut:
         assert sum(5 * cell.tasks + 2 for cell in part) <= STEPS
     assert len(cut) == 53
-    assert len(parts(asked[:2])) == 1
-    assert [len(part) for part in parts(asked[:3], most=1)] == [1, 1, 1]
+    assert len(split_into_pipelines(asked[:2])) == 1
+    assert [len(part) for part in split_into_pipelines(asked[:3], most=1)] == [1, 1, 1]
 
 
 def test_a_run_of_more_steps_than_a_cluster_can_hold_is_refused_with_a_way_out():
     study = Study("mine", "Mine", (Row("CSC", "csc"),), ("coco-b0c2",), seeds=(0,))
     with pytest.raises(BadScenario, match=f"'coco-b0c2': a run has 202 steps, .* about {STEPS_LIMIT}; .*--tasks 1-10"):
-        parts(cells(study, SOURCES))
+        split_into_pipelines(cells(study, SOURCES))
 
 
 def test_collect_writes_the_tables_of_what_is_finished(voc, tmp_path, monkeypatch):
     monkeypatch.setattr(cells_module, "finished_runs", lambda scenario: [])
     study = read_study("figure3").subset(seeds=[0])
     sources = {"voc": DataSource(str(voc), 20)}
-    order = order_for(study, sources, {cell.name for cell in cells(study, sources)[:1]})
+    order = table_request(study, sources, {cell.name for cell in cells(study, sources)[:1]})
     made = {
         "page": dsl.HTML(uri=str(tmp_path / "page")),
         "table": dsl.Markdown(uri=str(tmp_path / "table")),

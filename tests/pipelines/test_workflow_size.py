@@ -9,7 +9,7 @@ import pytest
 from csc.pipelines.package import STEPS, STEPS_LIMIT, write_package
 from csc.pipelines.profile import SHIPPED, read_profile
 from csc.pipelines.scenario import compile_pipeline
-from csc.pipelines.study import build_study, parts
+from csc.pipelines.study import build_study, split_into_pipelines
 from csc.pipelines.window import Window
 from csc.scenario import CLASS_COUNTS, PAPER_SCENARIOS, Scenario
 from csc.study.cells import DataSource, cells
@@ -91,7 +91,7 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 def test_the_pipelines_of_a_study_fill_at_most_three_quarters(tmp_path, form):
     path, study = tmp_path / "study.yaml", FORMS[form]
-    first = parts(cells(study, SOURCES))[0]
+    first = split_into_pipelines(cells(study, SOURCES))[0]
     write_package(build_study(study, first, SOURCES, read_profile("kubeflow")), path, on_cluster=True)
     size = measure(read_package(path))
     assert STEPS * 0.7 < size.steps <= STEPS + 5  # the tables, and steps that make maps

@@ -12,12 +12,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from csc.artifacts import DatasetFacts, Metrics, Origin, RegisteredTask, RegisteredVersion, Split, StudyOrder, Training
+from csc.artifacts import (
+    DatasetFacts,
+    Metrics,
+    Origin,
+    RegisteredTask,
+    RegisteredVersion,
+    Split,
+    TableRequest,
+    Training,
+)
 from csc.data.columns import from_numpy, strings
-from csc.data.scores import Scores
+from csc.data.scores import Scores, write_scores
 from csc.data.views import View
 from csc.errors import BadData, CscError
-from csc.pipelines.study import order_for
+from csc.pipelines.study import table_request
 from csc.steps.collect import collect
 from csc.study.cells import DataSource
 from csc.study.spec import Row, Study
@@ -106,7 +115,7 @@ SOURCES = {"voc": DataSource("s3://bucket/voc", 20)}
 
 
 def test_the_order_of_a_study_survives_being_a_parameter():
-    order = StudyOrder.from_json(order_for(STUDY, SOURCES, {"voc-b0c4 · LwF · seed 0"}))
+    order = TableRequest.from_json(table_request(STUDY, SOURCES, {"voc-b0c4 · LwF · seed 0"}))
     assert order.study_as(Study) == STUDY
     assert (order.sources["voc"].data, order.sources["voc"].classes, order.tried) == ("s3://bucket/voc", 20, (1,))
 
@@ -126,7 +135,7 @@ def test_an_order_that_breaks_its_contract_is_refused_before_anything_is_written
     change: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("csc.steps.collect._described", lambda source: DataSource(source.data, source.classes))
-    order = json.loads(order_for(STUDY, SOURCES, {"voc-b0c4 · LwF · seed 0"})) | change
+    order = json.loads(table_request(STUDY, SOURCES, {"voc-b0c4 · LwF · seed 0"})) | change
     with pytest.raises(BadData, match=f"^parameter order: {said}") as caught:
         collect(json.dumps(order), *(str(tmp_path / name) for name in ("page", "table", "files")))
     assert len(str(caught.value).splitlines()) == 1
@@ -135,7 +144,7 @@ def test_an_order_that_breaks_its_contract_is_refused_before_anything_is_written
 
 def test_an_order_that_collect_would_refuse_is_refused_before_its_runs():
     with pytest.raises(BadData, match=r"study 'mine': 'Mine\\x1b\[2J' has control characters"):
-        order_for(msgspec.structs.replace(STUDY, title="Mine\x1b[2J"), SOURCES, set())
+        table_request(msgspec.structs.replace(STUDY, title="Mine\x1b[2J"), SOURCES, set())
 
 
 def test_a_number_that_is_not_finite_is_never_written(tmp_path: Path):
@@ -159,7 +168,7 @@ def run_status(labels: list[list[int]], classes: tuple[str, ...]) -> View:
 def test_scores_of_classes_of_any_name_are_read_back(tmp_path: Path):
     view = run_status([[0, 3], [1], [], [2, 4, 5, 6, 7]], NAMES)
     confidences = np.random.default_rng(0).random((4, len(NAMES)), np.float32)
-    Scores.write(view, [confidences[:3], confidences[3:]], tmp_path / "scores.parquet")
+    write_scores(view, [confidences[:3], confidences[3:]], tmp_path / "scores.parquet")
     found = Scores.read(tmp_path / "scores.parquet")
     assert found.classes == NAMES
     np.testing.assert_array_equal(found.confidences, confidences)
@@ -169,7 +178,7 @@ def test_scores_of_classes_of_any_name_are_read_back(tmp_path: Path):
 def test_any_flipped_bit_of_scores_is_noticed_or_makes_no_difference(tmp_path: Path):
     view, path = run_status([[0], [1], [0, 1]], ("cat", "dog")), tmp_path / "scores.parquet"
     confidences = np.random.default_rng(0).random((3, 2), np.float32)
-    Scores.write(view, [confidences], path)
+    write_scores(view, [confidences], path)
     whole, noticed = path.read_bytes(), 0
     for offset in range(0, len(whole), 3):
         path.write_bytes(whole[:offset] + bytes([whole[offset] ^ 1]) + whole[offset + 1 :])

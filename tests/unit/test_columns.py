@@ -36,7 +36,7 @@ import pyarrow as pa
 from pathlib import Path
 from csc.data.columns import from_numpy, strings
 from csc.data.views import View, read_view, write_view
-from csc.data.scores import Scores
+from csc.data.scores import Scores, write_scores
 offsets, labels = np.array([0, 1, 3], np.int32), np.array([0, 0, 1], np.int16)
 lists = pa.ListArray.from_arrays(from_numpy(offsets), from_numpy(labels))
 positions = from_numpy(np.array([0, 1], np.int32))
@@ -47,7 +47,7 @@ write_view(View(table, ("cat", "dog"), "images", ""), Path({str(tmp_path / "view
 view = read_view({str(tmp_path / "view.parquet")!r})
 assert view.targets().tolist() == [[True, False], [True, True]]
 scores = Path({str(tmp_path / "scores.parquet")!r})
-Scores.write(view, [np.zeros((2, 2), np.float32)], scores)
+write_scores(view, [np.zeros((2, 2), np.float32)], scores)
 assert np.array_equal(Scores.read(scores).targets, view.targets())
 print("pyarrow.parquet" in sys.modules, "pyarrow.compute" in sys.modules)
 """

@@ -1,6 +1,5 @@
 """`csc doctor`: what it finds, what it advises, and what it must not tell."""
 
-import importlib.metadata
 import sys
 import types
 from collections import namedtuple
@@ -38,14 +37,8 @@ def torch_with(monkeypatch: pytest.MonkeyPatch, *gpus: str) -> None:
 
 def without(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     """An environment that lacks packages."""
-    real = importlib.metadata.version
-
-    def version(name: str) -> str:
-        if name in names:
-            raise importlib.metadata.PackageNotFoundError(name)
-        return real(name)
-
-    monkeypatch.setattr(doctor, "version", version)
+    real = doctor.installed_version
+    monkeypatch.setattr(doctor, "installed_version", lambda name: "" if name in names else real(name))
     for name in names:
         monkeypatch.setitem(sys.modules, name, None)
 

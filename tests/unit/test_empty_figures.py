@@ -9,7 +9,7 @@ import pytest
 from csc import metrics
 from csc.artifacts import Metrics, RegisteredTask, RegisteredVersion, RunResults, TaskResult
 from csc.data.evidence import THRESHOLDS, Evidence, Reliability, TaskFacts
-from csc.report.page import render
+from csc.report.page import run_page
 from csc.study import compare as compare_module
 from csc.study.compare import compare, comparison_page
 from csc.tracking.tracked_run import TrackedRun
@@ -102,9 +102,9 @@ KINDS = (
 def test_no_figure_of_a_run_is_empty(kind: str, sizes: tuple[int, ...]):
     run, evidence = made(kind, sizes)
     for html in (
-        render(run, evidence),
-        render(run),
-        render(run, evidence, {"without": run, "with": run}, run.last.metrics),
+        run_page(run, evidence),
+        run_page(run),
+        run_page(run, evidence, {"without": run, "with": run}, run.last.metrics),
     ):
         assert html.count('class="csc-figure"') >= 6
         assert empty_figures(html) == []
@@ -112,16 +112,16 @@ def test_no_figure_of_a_run_is_empty(kind: str, sizes: tuple[int, ...]):
 
 def test_what_is_not_drawn_is_said():
     run, evidence = made("no score above the threshold", (2, 2))
-    assert "Nothing is predicted correctly above 0.8 after any task: precision and recall are 0." in render(
+    assert "Nothing is predicted correctly above 0.8 after any task: precision and recall are 0." in run_page(
         run, evidence
     )
-    assert "No epoch was logged." in render(run, evidence)
+    assert "No epoch was logged." in run_page(run, evidence)
     run, evidence = made("plain", (2, 2), epochs=[{"images_per_second": 9.0}], correlation_name="A_g")
-    assert "No loss was logged." in render(run, evidence)
+    assert "No loss was logged." in run_page(run, evidence)
     zeros = [[0.0] * 4] * 4
     run, evidence = made("plain", (4,), correlation=zeros, correlation_name="A_g")
-    assert "It is zero everywhere" in render(run, evidence)
-    assert empty_figures(render(run, evidence)) == []
+    assert "It is zero everywhere" in run_page(run, evidence)
+    assert empty_figures(run_page(run, evidence)) == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -138,6 +138,6 @@ def test_no_figure_of_a_comparison_is_empty(kind: str, monkeypatch: pytest.Monke
 
 def test_the_test_sees_an_empty_figure():
     run, evidence = made("plain", (2,))
-    html = render(run, evidence)
+    html = run_page(run, evidence)
     bare = re.sub(r"<(circle|polyline|rect|image)\b.*?(/>|</\1>)", "", html, flags=re.DOTALL)
     assert len(empty_figures(bare)) == html.count('class="csc-figure"')

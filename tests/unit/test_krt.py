@@ -143,7 +143,7 @@ def test_a_token_moves_the_answers_of_its_own_task_alone():
 def test_growing_adds_a_task_and_keeps_every_old_answer():
     old = settled_head(GROUPS[:2])
     larger = grow(old, N).double()
-    assert larger.groups == GROUPS
+    assert larger.task_sizes == GROUPS
     assert set(larger.state_dict()) - set(old.state_dict()) == {
         "tokens.2",
         "heads.2.0.weight",

@@ -149,7 +149,7 @@ def test_a_replay_buffer_is_never_guessed():
 
 OUTPUTS = {
     "findings": lambda run: "\n".join(found.text for found in findings(run)),
-    "page": lambda run: html.unescape(page.render(run)),
+    "page": lambda run: html.unescape(page.run_page(run)),
     "figure": lambda run: html.unescape(figures.curve(run)),
     "text": lambda run: " ".join(table.text_table(run).split()),
     "markdown": table.markdown_table,
@@ -181,12 +181,12 @@ def test_the_paper_stands_next_to_a_part_of_its_data_only_with_a_note(shown):
 def test_a_page_says_why_the_paper_is_left_out():
     left_out = "The paper's numbers are left out: "
     pages = [
-        html.unescape(page.render(replace(RUNS["voc-b0c4"], **change)))
+        html.unescape(page.run_page(replace(RUNS["voc-b0c4"], **change)))
         for change in ({"held_out": 5}, {"data_note": ELSEWHERE})
     ]
     assert f"{left_out}tested on held-out training images." in pages[0]
     assert f"{left_out}{ELSEWHERE}." in pages[1]
-    assert left_out not in page.render(replace(RUNS["uneven"], held_out=5))
+    assert left_out not in page.run_page(replace(RUNS["uneven"], held_out=5))
 
 
 def test_a_long_note_on_the_paper_is_wrapped():
@@ -362,7 +362,7 @@ def test_precision_recall_bars_state_the_gap():
 
 @run_of_any_shape
 def test_page_is_well_formed_and_has_a_row_per_task(run):
-    rows = cells(page.render(run), "tasks")
+    rows = cells(page.run_page(run), "tasks")
     assert [row[0] for row in rows] == ["task", *(str(task.task) for task in run.tasks), "average"]
     assert len({len(row) for row in rows}) == 1
     for row, task in zip(rows[1:-1], run.tasks, strict=True):
@@ -371,7 +371,7 @@ def test_page_is_well_formed_and_has_a_row_per_task(run):
 
 
 def test_page_needs_nothing_from_elsewhere():
-    html = page.render(RUNS["voc-b0c4"])
+    html = page.run_page(RUNS["voc-b0c4"])
     assert set(re.findall(r"https?://[^\"' <]+", html)) == {"http://www.w3.org/2000/svg"}
     assert not re.search(r"<(link|iframe)|@import|@font-face|\bfetch\(|XMLHttpRequest", html)
     addresses = re.findall(r"\b(?:src|href)=[\"'](.*?)[\"']|url\((.*?)\)", html)
@@ -380,14 +380,14 @@ def test_page_needs_nothing_from_elsewhere():
 
 
 def test_page_states_where_the_result_comes_from():
-    text = "".join(ET.fromstring(page.render(RUNS["voc-b0c4"])).find(".//p[@class='facts']").itertext())
+    text = "".join(ET.fromstring(page.run_page(RUNS["voc-b0c4"])).find(".//p[@class='facts']").itertext())
     for fact in ("initialisation imagenet-1k", "seed 7", "data 0123456789ab", "code 0.1.0", "training 5 min 5 s"):
         assert fact in text
 
 
 def test_page_shows_the_paper_next_to_ours():
     run = RUNS["voc-b0c4"]
-    html = page.render(run)
+    html = page.run_page(run)
     tiles = ["".join(tile.itertext()) for tile in ET.fromstring(html).findall(".//dl/div")]
     assert f"last mAP{run.summary['last_mAP']:.1f}paper 85.1" in tiles
     assert f"average mAP{run.summary['avg_mAP']:.1f}paper 90.4" in tiles
@@ -396,7 +396,7 @@ def test_page_shows_the_paper_next_to_ours():
 
 
 def test_page_lists_every_buffer_of_the_paper():
-    rows = cells(page.render(make_run("coco-b0c10", "csc-r")), "comparison")
+    rows = cells(page.run_page(make_run("coco-b0c10", "csc-r")), "comparison")
     assert [row[0] for row in rows[1:]] == [
         "this run",
         *(f"paper (TResNet-M, full MS-COCO 2014, buffer {buffer})" for buffer in ("5/class", "20/class", "1000")),
@@ -404,11 +404,11 @@ def test_page_lists_every_buffer_of_the_paper():
 
 
 def test_page_of_an_unknown_scenario_says_so():
-    assert "have no row for this scenario" in page.render(RUNS["uneven"])
+    assert "have no row for this scenario" in page.run_page(RUNS["uneven"])
 
 
 def test_page_escapes_class_names():
-    html = page.render(RUNS["hostile names"])
+    html = page.run_page(RUNS["hostile names"])
     assert EVIL not in html
     assert "<b>&" not in html
     assert cells(html, "tasks")[1][1] == f"{EVIL}, a|b"

@@ -32,7 +32,7 @@ from csc.retry import Retries, with_retries
 from csc.steps.ingest import ingest
 from csc.storage import read_bytes
 from csc.tracking.calls import translate_errors
-from csc.tracking.queries import reach
+from csc.tracking.queries import ping_server
 from csc.tracking.server import connect
 from tests.builders import make_coco
 from tests.tracked import fresh_database
@@ -320,7 +320,7 @@ def test_a_tracking_server_that_is_ill_for_longer_than_mlflow_waits_is_asked_aga
 ):
     ask(monkeypatch)
     wire.answers = [(status, b"ill")] * 3 + [NO_EXPERIMENTS]
-    assert with_retries(reach)() == wire.address
+    assert with_retries(ping_server)() == wire.address
     assert (pauses, wire.asked) == ([60], 4)  # MLflow's own three come first
 
 
@@ -331,7 +331,7 @@ def test_a_tracking_server_that_refuses_is_asked_once(
     ask(monkeypatch)
     wire.answers = [(status, b"no")]
     with pytest.raises(TrackingError) as caught:
-        with_retries(reach)()
+        with_retries(ping_server)()
     assert not isinstance(caught.value, Unavailable)
     assert (pauses, wire.asked) == ([], 1)
 
@@ -340,7 +340,7 @@ def test_a_tracking_server_that_nobody_reaches_may_be_back(monkeypatch: pytest.M
     monkeypatch.setenv("MLFLOW_TRACKING_URI", nobody)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with pytest.raises(TrackingUnavailable, match=r"does not answer \(connection refused\)"):
-        reach()
+        ping_server()
 
 
 @pytest.mark.slow

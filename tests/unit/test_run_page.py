@@ -17,7 +17,7 @@ from csc.report.findings import findings
 from csc.report.graph import pairs_across_tasks
 from csc.report.images import forgotten
 from csc.report.overlay import heat_colours, matrix_png
-from csc.report.page import render
+from csc.report.page import run_page
 from csc.report.recipe import command, compared_settings
 from tests.tracked import fresh_database
 from tests.unit.test_report import EVIL, make_run
@@ -41,7 +41,7 @@ def said(run: RunResults, *evidence: Evidence) -> str:
 
 
 def test_the_page_is_well_formed_and_has_every_section(made: "Reported"):
-    root = ET.fromstring(render(made.run, made.evidence))
+    root = ET.fromstring(run_page(made.run, made.evidence))
     sections = {section.get("id") for section in root.iter("section")}
     wanted = {"course", "classes", "confidence", "images", "over-time", "label-graph", "training", "make-it-again"}
     assert sections == wanted
@@ -51,7 +51,7 @@ def test_the_page_is_well_formed_and_has_every_section(made: "Reported"):
 
 
 def test_the_page_has_the_counts_of_the_slider_and_nothing_from_elsewhere(made: "Reported"):
-    html = render(made.run, made.evidence)
+    html = run_page(made.run, made.evidence)
     counts = json.loads(ET.fromstring(html).find(".//script[@id='counts']").text)
     facts = made.evidence[-1].facts
     assert counts["found"] == facts.found
@@ -61,7 +61,7 @@ def test_the_page_has_the_counts_of_the_slider_and_nothing_from_elsewhere(made: 
 
 
 def test_an_image_is_in_the_page_once_however_often_it_is_shown(made: "Reported"):
-    html = render(made.run, made.evidence)
+    html = run_page(made.run, made.evidence)
     thumbnails = re.findall(r"url\(data:image/jpeg;base64,(.*?)\)", html)
     shown = re.findall(r'class="picture t(\d+)"', html)
     assert len(thumbnails) == len(set(thumbnails)) == len(set(shown))
@@ -70,7 +70,7 @@ def test_an_image_is_in_the_page_once_however_often_it_is_shown(made: "Reported"
 
 def test_a_page_without_evidence_says_that_it_is_missing(made: "Reported"):
     for evidence in ((), made.evidence[:-1]):
-        html = render(made.run, evidence)
+        html = run_page(made.run, evidence)
         assert "kept no evidence" in html
         sections = {section.get("id") for section in ET.fromstring(html).iter("section")}
         assert sections == {"course", "classes", "confidence"}
@@ -82,7 +82,7 @@ def test_names_of_classes_cannot_break_the_page(made: "Reported"):
     old = dict(zip(made.run.last.seen, names, strict=True))
     images = tuple(msgspec.structs.replace(image, name=old[image.name]) for image in made.evidence[-1].images)
     facts = msgspec.structs.replace(made.evidence[-1].facts, classes=names)
-    root = ET.fromstring(render(run, [Evidence(facts, images)]))
+    root = ET.fromstring(run_page(run, [Evidence(facts, images)]))
     assert json.loads(root.find(".//script[@id='counts']").text)["classes"] == names
     assert [name.text for name in root.findall(".//details/summary/b")][:2] == names[:2]
 
@@ -93,7 +93,7 @@ def test_sixteen_tasks_of_eighty_classes_make_a_page_below_6_mb_in_seconds(made:
     run = make_run("coco-b5c5", sizes=(5,) * 16, classes=names)
     evidence = [_large(made.evidence[-1], names[: len(task.seen)], task.task) for task in run.tasks]
     started = time.monotonic()
-    html = render(run, evidence)
+    html = run_page(run, evidence)
     assert time.monotonic() - started < 20
     assert len(html.encode()) < 6_000_000
 
@@ -164,7 +164,7 @@ def test_the_errors_of_old_and_new_classes_are_said_before_and_after_scaling(mad
     last = msgspec.structs.replace(made.run.last, metrics=scaled)
     run = msgspec.structs.replace(made.run, tasks=(*made.run.tasks[:-1], last))
     both = "The calibration error (ECE) is 12.3 % on old classes and 4.5 % on new ones; after scaling"
-    for text in (said(run), said(run, *made.evidence), render(run, made.evidence)):
+    for text in (said(run), said(run, *made.evidence), run_page(run, made.evidence)):
         assert f"{both} by the temperature 1.50, 5.0 % and 3.2 %." in text
     fresh = msgspec.structs.replace(last, new=last.seen, metrics=msgspec.structs.replace(scaled, temperature=1.0))
     alone = said(msgspec.structs.replace(run, tasks=(fresh,)))

@@ -33,7 +33,7 @@ from csc.study.claims import Resampled, claims
 from csc.study.files import log_outcome, write_files
 from csc.study.intervals import _weights, difference, resampled_map
 from csc.study.outcome import Outcome
-from csc.study.page import render
+from csc.study.page import study_page
 from csc.study.reading import SHIPPED, read_study
 from csc.study.render import csv_lines, latex, markdown, text
 from csc.study.spec import Row, Study
@@ -354,7 +354,7 @@ class Server:
 def server(monkeypatch):
     known = Server()
     monkeypatch.setattr(cells_module, "finished_runs", lambda scenario: known.runs)
-    monkeypatch.setattr(cells_module, "curve", lambda run_id: known.curves[run_id])
+    monkeypatch.setattr(cells_module, "map_after_tasks", lambda run_id: known.curves[run_id])
     monkeypatch.setattr(claims_module, "resampled", lambda run_id, task: None)
     return known
 
@@ -656,7 +656,7 @@ class Tags(HTMLParser):
 
 
 def test_the_page_is_whole_and_draws_a_line_for_each_finished_row(outcome):
-    page = render(outcome)
+    page = study_page(outcome)
     tags = Tags()
     tags.feed(page)
     assert tags.open == []
@@ -678,7 +678,7 @@ def test_facts_that_differ_are_told_apart(outcome, server):
     assert facts[-1] == f"code {code_version()}"
 
 
-FORMS = [text, markdown, latex, render]
+FORMS = [text, markdown, latex, study_page]
 
 
 def calibrated(written, server, scenario="voc-b0c4", **content):
@@ -702,7 +702,7 @@ def test_every_study_has_the_calibration_of_each_scenario_below_its_table(writte
         outcome
     )
     assert markdown(outcome).index("\n## voc-b0c4\n") < markdown(outcome).index("\n## voc-b0c4, calibration\n")
-    assert "<h2>voc-b0c4, calibration</h2>" in render(outcome)
+    assert "<h2>voc-b0c4, calibration</h2>" in study_page(outcome)
     assert r"\caption{Mine, voc-b0c4, calibration}" in latex(outcome)
     assert " calibration: ECE and AECE (adaptive) in percent; /T: logits divided by" in text(outcome)
 
@@ -841,7 +841,7 @@ def test_a_study_of_nothing_finished_still_has_its_tables(written, server):
     outcome = Outcome(study, tuple(results(cells(study, {"digits": DataSource("/d", 10)}))))
     assert "not run (6 of 6 cells): all rows: not started or not finished" in text(outcome)
     assert "paper" not in text(outcome).split("±")[0]
-    assert "<polyline" not in render(outcome)
+    assert "<polyline" not in study_page(outcome)
     assert claims(outcome) == []
 
 

@@ -23,7 +23,7 @@ from csc.steps.ingest import ingest
 from csc.steps.report import report
 from csc.tracking import calls, queries, runs
 from csc.tracking.names import class_metric, path_metric
-from csc.tracking.queries import close_runs, reach
+from csc.tracking.queries import close_runs, ping_server
 from csc.tracking.registry import fetch_model, find_registered_task
 from csc.tracking.runs import Tracker, finish_scenario
 from csc.tracking.server import tracking_uri, without_secrets
@@ -185,7 +185,12 @@ def test_an_empty_address_is_refused_and_makes_no_database(
     here.mkdir()
     monkeypatch.chdir(here)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", empty)
-    for action in (task.register, reach, lambda: close_runs(["key"], "FAILED"), lambda: ingest("digits-b0c2", "data")):
+    for action in (
+        task.register,
+        ping_server,
+        lambda: close_runs(["key"], "FAILED"),
+        lambda: ingest("digits-b0c2", "data"),
+    ):
         assert refusal(action).startswith("MLFLOW_TRACKING_URI is empty; set it to the address of a tracking server")
     assert list(here.iterdir()) == []
 
@@ -316,7 +321,7 @@ def test_a_server_that_does_not_answer_is_reported_in_one_line_without_secrets(a
     task = trained(tmp_path, 1)
     for action in (
         task.register,
-        reach,
+        ping_server,
         lambda: Tracker(task.card).log_inputs({}, None),
         lambda: fetch_model("models:/some@final", tmp_path / "model"),
         lambda: finish_scenario("0" * 32, {"mAP": 1.0}, 1, {"report.html": "page"}, "note"),
@@ -361,7 +366,7 @@ def test_a_mistake_of_ours_is_not_blamed_on_the_server(away: str):
 def test_a_database_that_cannot_be_opened_is_reported_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/file/mlflow.db")
     (tmp_path / "file").write_text("")
-    assert f"MLflow at sqlite:///{tmp_path}/file/mlflow.db says: " in refusal(reach)
+    assert f"MLflow at sqlite:///{tmp_path}/file/mlflow.db says: " in refusal(ping_server)
 
 
 def test_training_goes_on_without_its_server_and_says_so_once(

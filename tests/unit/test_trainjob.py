@@ -20,7 +20,7 @@ import pytest
 
 from csc.config.groups import Train
 from csc.distributed.cluster import MOST_TRIES, ClusterError, TrainJobs
-from csc.distributed.trainjob import HARDENED, SHARED_MEMORY, job_name, stage, train_job, train_on_nodes
+from csc.distributed.trainjob import HARDENED, SHARED_MEMORY, copy_inputs, job_manifest, job_name, train_on_nodes
 from csc.errors import BadConfig, BadData
 from csc.scenario import Task
 from tests.tracked import fresh_database
@@ -100,7 +100,7 @@ def as_the_api_reads_it(job: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize("given", [{}, {"env": None, "volumes": None, "volume_mounts": None, "resources": None}])
 def test_the_job_has_the_form_of_the_trainer_api(shared: Path, given: dict[str, Any]):
-    job = train_job(NAME, shared / NAME, Train(nodes=2), pod(shared, **given), OWN_POD)
+    job = job_manifest(NAME, shared / NAME, Train(nodes=2), pod(shared, **given), OWN_POD)
     assert as_the_api_reads_it(job) == job
 
 
@@ -116,7 +116,7 @@ def test_the_job_has_the_form_of_the_trainer_api(shared: Path, given: dict[str, 
     ],
 )
 def test_the_form_of_the_trainer_api_has_no_other_fields(shared: Path, change: Callable[[Any], None]):
-    job = train_job(NAME, shared / NAME, Train(nodes=2), pod(shared), copy.deepcopy(OWN_POD))
+    job = job_manifest(NAME, shared / NAME, Train(nodes=2), pod(shared), copy.deepcopy(OWN_POD))
     change(job)
     assert as_the_api_reads_it(job) != job
 
@@ -132,7 +132,7 @@ def _node(job: dict[str, Any]) -> dict[str, Any]:
 
 def test_the_job_is_the_step_on_more_nodes(shared: Path):
     task = pod(shared)
-    job = train_job(NAME, shared / NAME, Train(nodes=3), task, OWN_POD)
+    job = job_manifest(NAME, shared / NAME, Train(nodes=3), task, OWN_POD)
     trainer, template = job["spec"]["trainer"], _node(job)
     assert job["spec"]["runtimeRef"] == {"name": "torch-distributed"}
     assert (trainer["image"], trainer["numNodes"], trainer["numProcPerNode"]) == ("registry/csc-train:1", 3, 2)
@@ -152,13 +152,13 @@ def test_the_job_is_the_step_on_more_nodes(shared: Path):
 
 
 def test_the_nodes_run_as_the_user_of_the_step(shared: Path):
-    spec = _node(train_job(NAME, shared / NAME, Train(nodes=2), pod(shared), OWN_POD))["spec"]
+    spec = _node(job_manifest(NAME, shared / NAME, Train(nodes=2), pod(shared), OWN_POD))["spec"]
     assert spec["securityContext"] == SHARING
     assert [container["securityContext"] for container in spec["containers"]] == [{**HARDENED, **HELD}]
 
 
 def test_nobody_on_a_node_can_write_outside_volumes_or_gain_rights(shared: Path):
-    (container,) = _node(train_job(NAME, shared / NAME, Train(nodes=2), pod(shared), OWN_POD))["spec"]["containers"]
+    (container,) = _node(job_manifest(NAME, shared / NAME, Train(nodes=2), pod(shared), OWN_POD))["spec"]["containers"]
     allowed = container["securityContext"]
     assert allowed["readOnlyRootFilesystem"] is True
     assert allowed["allowPrivilegeEscalation"] is False
@@ -169,7 +169,7 @@ def test_nobody_on_a_node_can_write_outside_volumes_or_gain_rights(shared: Path)
 
 def test_a_step_without_a_user_leaves_that_of_the_image_to_the_nodes(shared: Path):
     own = {"containers": [{"name": "main", "image": "registry/csc-train:1"}], "securityContext": {}}
-    spec = _node(train_job(NAME, shared / NAME, Train(nodes=2), pod(shared), own))["spec"]
+    spec = _node(job_manifest(NAME, shared / NAME, Train(nodes=2), pod(shared), own))["spec"]
     assert "securityContext" not in spec
     assert spec["containers"][0]["securityContext"] == HARDENED
 
@@ -177,7 +177,9 @@ def test_a_step_without_a_user_leaves_that_of_the_image_to_the_nodes(shared: Pat
 def test_secrets_reach_the_job_by_reference_only(shared: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://anna:hunter2@mlflow")
-    text = json.dumps(train_job(NAME, shared / NAME, Train(nodes=2), pod(shared, env=pod(shared)["env"][1:]), OWN_POD))
+    text = json.dumps(
+        job_manifest(NAME, shared / NAME, Train(nodes=2), pod(shared, env=pod(shared)["env"][1:]), OWN_POD)
+    )
     assert '"secretKeyRef": {"name": "s3", "key": "secret"}' in text
     assert "hunter2" not in text
 
@@ -185,7 +187,7 @@ def test_secrets_reach_the_job_by_reference_only(shared: Path, monkeypatch: pyte
 def test_the_job_tracks_to_the_run_that_kfp_made_for_the_step(shared: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MLFLOW_RUN_ID", "0a1b")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://elsewhere")
-    env = train_job(NAME, shared / NAME, Train(nodes=2), pod(shared), OWN_POD)["spec"]["trainer"]["env"]
+    env = job_manifest(NAME, shared / NAME, Train(nodes=2), pod(shared), OWN_POD)["spec"]["trainer"]["env"]
     values = {item["name"]: item.get("value") for item in env}
     assert (values["MLFLOW_RUN_ID"], values["MLFLOW_TRACKING_URI"]) == ("0a1b", "http://mlflow")  # the profile's wins
 
@@ -202,7 +204,7 @@ def test_the_job_tracks_to_the_run_that_kfp_made_for_the_step(shared: Path, monk
 )
 def test_a_node_runs_one_process_for_each_gpu_unless_told(shared: Path, processes: Any, resources: Any, each: int):
     settings = Train(nodes=2, processes=processes)
-    job = train_job(NAME, shared, settings, pod(shared, resources=resources), OWN_POD)
+    job = job_manifest(NAME, shared, settings, pod(shared, resources=resources), OWN_POD)
     assert job["spec"]["trainer"]["numProcPerNode"] == each
     assert job["spec"]["trainer"].get("resourcesPerNode") == resources
 
@@ -216,7 +218,7 @@ def test_names_fit_with_what_is_added_to_them_for_pods(index: int):
 
 def test_inputs_are_staged_where_the_nodes_find_them(arguments: dict[str, str], shared: Path):
     folder = shared / NAME
-    stage(arguments, folder)
+    copy_inputs(arguments, folder)
     staged = json.loads((folder / "arguments.json").read_text())
     assert staged.keys() == arguments.keys()
     assert [Path(staged[name]).read_text() for name in ("split", "train_view", "prior")] == [
@@ -226,7 +228,7 @@ def test_inputs_are_staged_where_the_nodes_find_them(arguments: dict[str, str], 
     ]
     assert all(Path(staged[name]).parent == folder for name in ("split", "train_view", "prior", "out"))
     assert (staged["checkpoints"], staged["config"]) == (arguments["checkpoints"], "{}")
-    stage(arguments | {"prior": ""}, folder)
+    copy_inputs(arguments | {"prior": ""}, folder)
     assert json.loads((folder / "arguments.json").read_text())["prior"] == ""
     assert not (folder / "prior").exists()
 

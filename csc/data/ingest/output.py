@@ -53,7 +53,7 @@ def refuse_foreign(target: str | os.PathLike[str]) -> None:
     """Refuse a target that contains anything but a finished or unfinished data set."""
 
     def is_dataset() -> bool:
-        """Asked in this order: whoever makes the data set takes the key away once the card is there."""
+        """The key is looked for first: it is deleted only after the card is written."""
         return exists(join(target, _KEY)) or Dataset.exists(target)
 
     if is_dataset():

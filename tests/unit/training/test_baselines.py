@@ -297,7 +297,7 @@ def test_agcns_relations_vanish_for_identical_networks_and_touch_old_classes_onl
 
 def test_the_label_graph_mixes_word_vectors_into_classifiers():
     torch.manual_seed(0)
-    graph = LabelGraph(features=6, classes=3, width=4)
+    graph = LabelGraph(channels=6, classes=3, width=4)
     graph.statistical_cm.copy_(torch.tensor([[1.0, 0.2, 0.0], [0.1, 1.0, 0.0], [0.0, 0.3, 1.0]]))
     maps = torch.randn(2, 6, 3, 3)
     Z, E = graph.statistical_cm.double(), graph.embeddings.double()

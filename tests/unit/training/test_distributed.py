@@ -26,7 +26,7 @@ from csc.config import resolve
 from csc.data.order import epoch_batches
 from csc.data.views import View, read_view, write_view
 from csc.distributed.group import Group, join_group, no_sync, one_of_several
-from csc.distributed.launch import _handled_signals, main, processes_for, raise_error, run
+from csc.distributed.launch import _handled_signals, main, processes_for, raise_error, run_in_processes
 from csc.errors import BadConfig, BadData
 from csc.methods import build_head
 from csc.methods.losses import asymmetric_loss, binary_cross_entropy, max_entropy
@@ -146,7 +146,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def several(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Three processes; the trainer's own tests below have two."""
     with forked_ranks():
-        made = run(all_of_it, {"folder": str(tmp_path_factory.mktemp("several"))}, 3)
+        made = run_in_processes(all_of_it, {"folder": str(tmp_path_factory.mktemp("several"))}, 3)
     assert made["world"] == 3
     return made
 
@@ -252,7 +252,7 @@ def trainings(
             with pytest.raises(Stopped), join_group() as group:
                 second_task(several / name, case, group, case.stop_after)
     with forked_ranks():
-        return all_trainings(str(alone)), run(all_trainings, {"folder": str(several)}, 2)
+        return all_trainings(str(alone)), run_in_processes(all_trainings, {"folder": str(several)}, 2)
 
 
 @pytest.mark.slow
@@ -368,7 +368,7 @@ def test_gpus_get_the_batch_norm_of_torch_under_the_same_names():
 def test_an_error_of_one_process_is_the_error_of_all(capfd: pytest.CaptureFixture[str]):
     handler = signal.getsignal(signal.SIGTERM)
     with pytest.raises(BadData) as caught:
-        run(refused_by_one, {"path": "/nowhere"}, 2)
+        run_in_processes(refused_by_one, {"path": "/nowhere"}, 2)
     assert str(caught.value) == "/nowhere: no such file"
     assert capfd.readouterr() == ("", "")
     assert signal.getsignal(signal.SIGTERM) is handler
@@ -378,7 +378,7 @@ def test_an_error_of_one_process_is_the_error_of_all(capfd: pytest.CaptureFixtur
 @pytest.mark.parametrize(("how", "end"), [("exit", "with exit code 7"), ("killed", "by SIGKILL")])
 def test_a_crash_of_one_process_is_reported_by_its_number(how: str, end: str):
     with forked_ranks(), pytest.raises(RuntimeError, match=f"^dies_in_one: process 2 of 2 ended {end}"):
-        run(dies_in_one, {"how": how}, 2)
+        run_in_processes(dies_in_one, {"how": how}, 2)
 
 
 RANK = """
@@ -390,7 +390,7 @@ def wait():
 """
 LAUNCHER = """
 import contextlib, signal, sys
-from csc.distributed.launch import run
+from csc.distributed.launch import run_in_processes
 from rank import wait
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whatever the tests were told to ignore
@@ -401,7 +401,7 @@ else:
     forked_ranks = contextlib.nullcontext
 try:
     with forked_ranks():
-        run(wait, {}, 2)
+        run_in_processes(wait, {}, 2)
 except KeyboardInterrupt:
     sys.exit(128 + signal.SIGINT)
 """

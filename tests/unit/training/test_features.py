@@ -35,7 +35,7 @@ from csc.data.ingest.writer import WriteOptions
 from csc.data.loading import image_batches
 from csc.data.maps import map_batches
 from csc.data.order import Draw
-from csc.data.scores import Scores
+from csc.data.scores import write_scores
 from csc.data.views import View
 from csc.errors import BadConfig, BadData, BadModel
 from csc.methods import build_head
@@ -570,6 +570,6 @@ def test_maps_that_do_not_fit_on_the_disk_are_one_line_and_leave_nothing(data: s
 def test_scores_that_do_not_fit_on_the_disk_are_one_line_and_leave_nothing(tmp_path: Path, views: dict[int, View]):
     scores = np.zeros((ROWS, NEW), np.float32)
     with pytest.raises(BadData, match=r"cannot write .*scores\.parquet: .*File too large") as error, small_disk(64):
-        Scores.write(views[1], [scores], tmp_path / "scores.parquet")
+        write_scores(views[1], [scores], tmp_path / "scores.parquet")
     assert one_line(error)
     assert contents(tmp_path) == {}

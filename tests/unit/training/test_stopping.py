@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from csc.data.views import View, read_view, write_view
 from csc.distributed.group import join_group
-from csc.distributed.launch import run
+from csc.distributed.launch import run_in_processes
 from csc.model import save_tensors
 from tests.unit.training.bench import Bench, settings
 from tests.unit.training.ranks import forked_ranks
@@ -46,7 +46,7 @@ def to_its_end(folder: Path, processes: int) -> None:
     if processes == 1:
         return learn(str(folder))
     with forked_ranks():
-        return run(learn, {"folder": str(folder)}, processes)
+        return run_in_processes(learn, {"folder": str(folder)}, processes)
 
 
 def start(folder: Path, processes: int) -> tuple[BaseProcess, IO[str]]:
