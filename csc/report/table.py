@@ -133,13 +133,16 @@ def shortened(names: Sequence[str], width: int) -> str:
 
     >>> shortened(["aeroplane", "bicycle", "bird", "boat"], 24)
     'aeroplane, bicycle, +2'
+    >>> shortened(["Ridge", "Ridge, mean"], 24)
+    'Ridge; Ridge, mean'
     """
     shown = [printable(name) for name in names]
+    comma = "; " if any("," in name for name in shown) else ", "
     for kept in range(len(shown), 0, -1):
-        text = ", ".join(shown[:kept] + ([f"+{len(shown) - kept}"] if kept < len(shown) else []))
+        text = comma.join(shown[:kept] + ([f"+{len(shown) - kept}"] if kept < len(shown) else []))
         if width_of(text) <= width:
             return text
-    rest = f", +{len(shown) - 1}" if len(shown) > 1 else ""
+    rest = f"{comma}+{len(shown) - 1}" if len(shown) > 1 else ""
     first = shown[0] if shown else ""
     while first and width_of(first) + 1 + len(rest) > width:
         first = first[:-1]
