@@ -38,7 +38,6 @@ __all__ = [
     "RegisteredVersion",
     "RunResults",
     "Split",
-    "StudyData",
     "TableRequest",
     "TaskResult",
     "Training",
@@ -155,20 +154,13 @@ class Origin(_Parameter, frozen=True):
     tracking: str = ""
 
 
-class StudyData(_Contract, frozen=True):
-    """A data set of a study: its uri and its number of classes."""
-
-    data: str
-    classes: int
-
-
 class TableRequest(_Parameter, frozen=True):
     """Which tables are to be made: of a study, its data sets by name, and the cells that its pipeline runs."""
 
     parameter: ClassVar[str] = "order"
 
     study: dict[str, Any]  # what `csc.study.spec.Study` holds; contracts know nothing of studies
-    sources: dict[str, StudyData]
+    sources: dict[str, str]  # uris
     tried: tuple[Annotated[int, msgspec.Meta(ge=0)], ...]  # by their numbers, which are shorter than their names
 
     def study_as(self, kind: type[_Study]) -> _Study:

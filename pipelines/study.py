@@ -79,7 +79,7 @@ def table_request(study: Study, sources: Mapping[str, DataSource], tried: Contai
     """What `collect` is told; it is checked here, because that step comes after all runs."""
     content = {
         "study": msgspec.to_builtins(study),
-        "sources": {name: {"data": source.data, "classes": source.classes} for name, source in sources.items()},
+        "sources": {name: source.data for name, source in sources.items()},
         "tried": [number for number, cell in enumerate(cells_of(study, sources)) if cell.name in tried],
     }
     return TableRequest.from_plain(content, f"study '{study.name}'").to_json()

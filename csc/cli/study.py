@@ -13,7 +13,6 @@ from csc.cli.workdir import use_profile, use_workdir, workdir_argument
 from csc.config import parse_overrides
 from csc.data.dataset import Dataset
 from csc.data.ingest.digits import VERSION, ingest_digits
-from csc.data.published import benchmark_note
 from csc.errors import BadConfig, BadData
 from csc.pipelines.local.interrupts import interruptible
 from csc.pipelines.local.lock import make_workdir
@@ -216,8 +215,7 @@ def _local_sources(
         if name == "digits" and make and not Dataset.exists(uri):
             ingest_digits(uri)
         if uri and Dataset.exists(uri):
-            dataset = Dataset.open(uri)
-            sources[name] = DataSource(uri, len(dataset.classes), dataset.fingerprint, benchmark_note(dataset))
+            sources[name] = DataSource.open(uri)
         elif uri and name in CLASS_COUNTS:
             sources[name] = DataSource(uri, CLASS_COUNTS[name])
     return sources

@@ -2,9 +2,7 @@
 
 from pathlib import Path
 
-from csc.artifacts import StudyData, TableRequest
-from csc.data.dataset import Dataset
-from csc.data.published import benchmark_note
+from csc.artifacts import TableRequest
 from csc.errors import BadData
 from csc.retry import with_retries
 from csc.storage import atomic_folder, write_bytes
@@ -27,7 +25,7 @@ def collect(order: str, page_out: str, table_out: str, files_out: str) -> str:
     """
     wanted = TableRequest.from_json(order)
     study = wanted.study_as(Study)
-    asked = cells(study, {name: _described(source) for name, source in wanted.sources.items()})
+    asked = cells(study, {name: DataSource.open(uri) for name, uri in wanted.sources.items()})
     if beyond := [number for number in wanted.tried if number >= len(asked)]:
         raise BadData(f"parameter order: tried: no cell {beyond[0]}; the study has {len(asked)}, from 0")
     outcome = Outcome(study, tuple(results(asked, tried={asked[number].name for number in wanted.tried})))
@@ -40,9 +38,3 @@ def collect(order: str, page_out: str, table_out: str, files_out: str) -> str:
     tables = text(outcome)
     print(tables)
     return tables
-
-
-def _described(source: StudyData) -> DataSource:
-    """A source with what its data set says of itself."""
-    dataset = Dataset.open(source.data)
-    return DataSource(source.data, source.classes, dataset.fingerprint, benchmark_note(dataset))

@@ -12,6 +12,8 @@ from csc.config import differences, resolve
 from csc.config.layers import method_class
 from csc.config.schema import Config
 from csc.config.tree import flatten, nested
+from csc.data.dataset import Dataset
+from csc.data.published import benchmark_note
 from csc.errors import BadConfig
 from csc.scenario import Scenario
 from csc.storage import sha256_file
@@ -30,6 +32,12 @@ class DataSource:
     classes: int
     fingerprint: str = ""
     note: str = ""  # in what it is not the benchmark whose name it has
+
+    @classmethod
+    def open(cls, uri: str) -> "DataSource":
+        """A data set that is there, with what it says of itself."""
+        dataset = Dataset.open(uri)
+        return cls(uri, len(dataset.classes), dataset.fingerprint, benchmark_note(dataset))
 
 
 @dataclass(frozen=True)

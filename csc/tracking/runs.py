@@ -296,16 +296,30 @@ class Tracker:
 def finish_scenario(run_id: str, values: Mapping[str, float], step: int, files: Mapping[str, str], note: str) -> None:
     """Complete a scenario's run with the summary of all tasks, files and a note; what is there is left alone."""
     with connected() as client:
-        from mlflow.entities import Metric
-
         run = client.get_run(run_id)
-        known, begun = run.data.metrics, run.info.start_time
-        metrics = [Metric(key, value, begun, step) for key, value in values.items() if known.get(key) != value]
-        client.log_batch(run_id, metrics=metrics)
-        for name, text in files.items():
-            client.log_text(run_id, text, name)
-        client.set_tag(run_id, NOTE, note)
-        client.set_terminated(run_id, "FINISHED")
+        complete_run(client, run, values, files, note, timestamp=run.info.start_time, step=step)
+
+
+def complete_run(
+    client: "MlflowClient",
+    run: "Run",
+    values: Mapping[str, float],
+    files: Mapping[str, str],
+    note: str,
+    *,
+    timestamp: int,
+    step: int,
+) -> None:
+    """Log metrics that a run does not have yet, files and a note, and mark it as finished."""
+    from mlflow.entities import Metric
+
+    run_id, known = run.info.run_id, run.data.metrics
+    metrics = [Metric(key, value, timestamp, step) for key, value in values.items() if known.get(key) != value]
+    client.log_batch(run_id, metrics=metrics)
+    for name, text in files.items():
+        client.log_text(run_id, text, name)
+    client.set_tag(run_id, NOTE, note)
+    client.set_terminated(run_id, "FINISHED")
 
 
 def _source() -> dict[str, str]:

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from csc.tracking.calls import connected, find_or_create, find_or_create_experiment
 from csc.tracking.names import path_metric
-from csc.tracking.notes import LONGEST, NOTE
+from csc.tracking.notes import LONGEST
 from csc.tracking.queries import tag_filter
+from csc.tracking.runs import complete_run
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -25,18 +26,11 @@ def log_study(name: str, means: Mapping[str, tuple[float, float | None]], table:
     `voc-b0c4/CSC/last_mAP`.
     """
     with connected() as client:
-        from mlflow.entities import Metric
-
         run = _study_run(client, name)
         values = {path_metric(path): mean for path, (mean, _) in means.items()}
         values |= {path_metric(f"{path}_std"): std for path, (_, std) in means.items() if std is not None}
-        changed = {key: value for key, value in values.items() if run.data.metrics.get(key) != value}
-        points = [Metric(key, value, int(time.time() * 1000), 0) for key, value in changed.items()]
-        client.log_batch(run.info.run_id, metrics=points)
-        for file, text in {"table.md": table, "study.html": page}.items():
-            client.log_text(run.info.run_id, text, file)
-        client.set_tag(run.info.run_id, NOTE, table[:LONGEST])
-        client.set_terminated(run.info.run_id, "FINISHED")
+        files = {"table.md": table, "study.html": page}
+        complete_run(client, run, values, files, table[:LONGEST], timestamp=int(time.time() * 1000), step=0)
 
 
 def _study_run(client: "MlflowClient", name: str) -> "Run":

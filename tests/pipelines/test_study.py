@@ -139,7 +139,7 @@ def test_the_tables_come_last_whatever_becomes_of_the_cells(compiled):
     assert not last["cachingOptions"].get("enableCache")
     order = json.loads(last["inputs"]["parameters"]["order"]["runtimeValue"]["constant"])
     assert order["tried"] == [1, 2, 3]
-    assert order["sources"]["voc"] == {"data": "/data/voc", "classes": 20}
+    assert order["sources"]["voc"] == "/data/voc"
     assert msgspec.convert(order["study"], Study) == study
 
 

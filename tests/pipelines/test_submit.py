@@ -408,7 +408,7 @@ def test_a_study_is_submitted_as_one_run_of_its_own_pipeline(server, csc):
 
 @pytest.mark.slow
 def test_a_study_too_large_for_a_cluster_is_several_runs_of_one_pipeline(server, csc, monkeypatch):
-    monkeypatch.setattr("csc.pipelines.study.split_into_pipelines.__defaults__", (30,))  # steps; a cell on digits has 27
+    monkeypatch.setattr("csc.pipelines.study.split_into_pipelines.__defaults__", (30,))  # steps; a cell has 27
     code, lines, _ = csc(*study(server, "--methods", "csc,lwf"))
     assert code == 0
     assert lines[0].startswith("2 pipelines, because")

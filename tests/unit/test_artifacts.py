@@ -117,7 +117,7 @@ SOURCES = {"voc": DataSource("s3://bucket/voc", 20)}
 def test_the_order_of_a_study_survives_being_a_parameter():
     order = TableRequest.from_json(table_request(STUDY, SOURCES, {"voc-b0c4 · LwF · seed 0"}))
     assert order.study_as(Study) == STUDY
-    assert (order.sources["voc"].data, order.sources["voc"].classes, order.tried) == ("s3://bucket/voc", 20, (1,))
+    assert (order.sources, order.tried) == ({"voc": "s3://bucket/voc"}, (1,))
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_the_order_of_a_study_survives_being_a_parameter():
     [
         ({"study": {"name": "mine"}}, "study: missing key 'title'"),
         ({"study": {"name": "mine", "title": 3}}, "study: expected str, got int in title"),
-        ({"sources": {"voc": {"data": "s3://bucket/voc"}}}, "missing key 'classes' in sources"),
+        ({"sources": {"voc": {"data": "s3://bucket/voc"}}}, "expected str, got object in sources"),
         ({"tried": [-1]}, "expected int >= 0 in tried"),
         ({"tried": [2]}, "tried: no cell 2; the study has 2, from 0"),
         ({"cells": []}, "unknown key 'cells'"),
@@ -134,7 +134,7 @@ def test_the_order_of_a_study_survives_being_a_parameter():
 def test_an_order_that_breaks_its_contract_is_refused_before_anything_is_written(
     change: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("csc.steps.collect._described", lambda source: DataSource(source.data, source.classes))
+    monkeypatch.setattr(DataSource, "open", lambda uri: DataSource(uri, 20))
     order = json.loads(table_request(STUDY, SOURCES, {"voc-b0c4 · LwF · seed 0"})) | change
     with pytest.raises(BadData, match=f"^parameter order: {said}") as caught:
         collect(json.dumps(order), *(str(tmp_path / name) for name in ("page", "table", "files")))
