@@ -2,7 +2,7 @@
 
     contract         stored as                     made by                used by
     Origin           parameter `origin`            ingest                 the steps that read data
-    TableRequest       parameter `order`             the study's pipeline   collect
+    TableRequest     parameter `order`             the study's pipeline   collect
     DatasetFacts     dataset.json                  ingest                 people, and the pages of a cluster
     Split            split.json                    split_labels           build_dataset, train
     Training         training.json, in the model   train                  register
