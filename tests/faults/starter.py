@@ -8,6 +8,7 @@ cells of a study are forks too, in the study's session.
 
 import atexit
 import contextlib
+import errno
 import gc
 import importlib
 import inspect
@@ -21,9 +22,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
-from functools import cache
-from multiprocessing import forkserver, util
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from multiprocessing import forkserver, reduction, util
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
@@ -147,9 +148,18 @@ def _fork_instead(_python: bytes, words: list[str], pipes: list[int]) -> int:
                     with contextlib.suppress(OSError):  # of the listing itself
                         os.close(int(path.name))
             forkserver._forkserver._lock = threading.Lock()  # type: ignore[attr-defined] # ours is held
+            reduction.recvfds = partial(_receive, reduction.recvfds)
             exec(words[-1], {})
         os._exit(0)
     return pid
+
+
+def _receive(receive: Callable[..., list[int]], *arguments: Any) -> list[int]:
+    """Forget a command that was interrupted before it said what to fork; the fork server would end with it."""
+    try:
+        return receive(*arguments)
+    except EOFError:
+        raise ConnectionAbortedError(errno.ECONNABORTED, "interrupted") from None
 
 
 def _fork_commands(requests: IO[str], answers: IO[str]) -> None:
