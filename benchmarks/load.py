@@ -25,8 +25,9 @@ from torchvision.io import decode_jpeg  # type: ignore[import-untyped]
 from benchmarks import Result, interleaved
 from csc.config import resolve
 from csc.data.augment import CUTOUT_COLOUR, GREY, OPERATIONS, PROBABILITY, augment
+from csc.data.decode import decode
 from csc.data.ingest.images import scaled_down
-from csc.data.loading import decode, image_batches, workers_for
+from csc.data.loading import image_batches, workers_for
 from csc.data.order import Draw
 from csc.data.views import View
 from csc.errors import CscError

@@ -6,7 +6,7 @@ import sys
 import torch
 
 from benchmarks import Result, interleaved
-from csc.config.groups import Backbone
+from csc.config.groups import BackboneSettings
 from csc.nets.backbone import build_backbone
 from csc.nets.folding import fold_batch_norms
 
@@ -27,11 +27,11 @@ print(time.perf_counter() - started)
 # A new process each, too: what is set stays set.
 TRAINING_STEPS = """
 import time, torch
-from csc.config.groups import Backbone
+from csc.config.groups import BackboneSettings
 from csc.nets.backbone import build_backbone
 from csc.training.device import disable_malloc_trim
 {before}
-network, images, seconds = build_backbone(Backbone("tf_efficientnet_lite0")), torch.randn(32, 3, 128, 128), []
+network, images, seconds = build_backbone(BackboneSettings("tf_efficientnet_lite0")), torch.randn(32, 3, 128, 128), []
 for _ in range(6):
     started = time.perf_counter()
     network(images).sum().backward()
@@ -54,7 +54,9 @@ def shortcuts() -> list[Result]:
 
 def _folded(name: str, size: int, batch: int, goal: float) -> Result:
     """A forward pass of the prior model, batch-norms as they are against folded ones."""
-    plain, folded = (build_backbone(Backbone(name)).eval().to(memory_format=torch.channels_last) for _ in range(2))
+    plain, folded = (
+        build_backbone(BackboneSettings(name)).eval().to(memory_format=torch.channels_last) for _ in range(2)
+    )
     fold_batch_norms(folded.net)
     images = torch.randn(batch, 3, size, size).contiguous(memory_format=torch.channels_last)
     with torch.inference_mode():

@@ -69,8 +69,8 @@ def precision_recall_f1(scores: Scores, targets: Targets, threshold: float | Sco
     {'CP': 0.25, 'CR': 0.5, 'CF1': 0.33, 'OP': 0.33, 'OR': 0.5, 'OF1': 0.4}
     """
     predicted = scores > threshold
-    found, called, present = (np.count_nonzero(kind, axis=0) for kind in (predicted & targets, predicted, targets))
-    return rates(found, called, present)
+    counts = (np.count_nonzero(kind, axis=0) for kind in (predicted & targets, predicted, targets))
+    return rates(*counts)
 
 
 def rates(found: Counts, predicted: Counts, present: Counts) -> dict[str, float]:
@@ -92,11 +92,7 @@ def rates(found: Counts, predicted: Counts, present: Counts) -> dict[str, float]
 def false_positive_rate(scores: Scores, targets: Targets, threshold: float = 0.8) -> float:
     """Return the part of all absent labels that is predicted: FP / (FP + TN) over all (image, class) pairs.
 
-    The paper gives no formula for its fall from 35 % to 19 % on VOC B4-C2, so the standard one is taken. There it
-    means 6.5, then 3.5, of the 18.5 absent classes of an image, which the H of 1.61, then 5.36, allows: a class above
-    0.8 adds at most 0.18 nats to H. The other reading, FP / (TP + FP), would mean an OP of 65 % before max-entropy
-    with an OR markedly above it (the paper's figure 3a), so an OF1 at the level of the mAP after nine tasks, where
-    the paper's other runs have it far below.
+    The paper gives no formula; REPRODUCIBILITY.md says why it is this one.
 
     >>> false_positive_rate(np.array([[0.9, 0.9, 0.1]]), np.array([[True, False, False]]))
     0.5

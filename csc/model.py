@@ -84,6 +84,11 @@ class ModelCard:
         """How many classes each task so far has brought."""
         return Scenario.parse(self.scenario).sizes(len(self.classes))
 
+    @property
+    def old(self) -> int:
+        """How many of its classes earlier tasks have brought."""
+        return len(self.classes) - len(self.new)
+
     def settings(self) -> Config:
         """The configuration the model was trained with."""
         return resolve(Scenario.parse(self.scenario).dataset, self.config)

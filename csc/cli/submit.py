@@ -55,7 +55,7 @@ def _submit(arguments: Namespace) -> int:
     from csc.pipelines.package import checked_steps
     from csc.pipelines.scenario import compile_pipeline, pipeline_name
 
-    # The others are ingest, report, finish, and one for maps or for the model before the window.
+    # The others are ingest, report, finish, and one for maps or for the prior model of the window.
     checked_steps(scenario.name, window.last - window.first + 1, others=4)
     name = run_title(scenario.name, config) + ("" if window.whole else f" · tasks {window}")
     with tempfile.TemporaryDirectory(prefix="csc-submit-") as folder:

@@ -10,19 +10,19 @@ from csc.errors import BadConfig
 __all__ = [
     "AtLeast0",
     "AtLeast1",
-    "Backbone",
-    "Features",
-    "Input",
-    "Loss",
-    "MaxEntropy",
+    "BackboneSettings",
+    "FeaturesSettings",
+    "InputSettings",
+    "LossSettings",
+    "MaxEntropySettings",
     "MemorySettings",
     "NotNegative",
-    "Register",
-    "ReleaseQuirks",
+    "RegisterSettings",
+    "ReleaseQuirksSettings",
     "Settings",
-    "Statistics",
+    "StatisticsSettings",
     "Text",
-    "Train",
+    "TrainSettings",
     "Unit",
 ]
 
@@ -39,7 +39,7 @@ TimmName = Annotated[
 ]
 
 
-class Backbone(Settings, frozen=True, kw_only=False):
+class BackboneSettings(Settings, frozen=True):
     """The feature extractor, by its timm name (`name` or `name.tag`).
 
     Attributes:
@@ -57,7 +57,7 @@ class Backbone(Settings, frozen=True, kw_only=False):
         return is_base if self.frozen == "after_base" else not self.frozen
 
 
-class Input(Settings, frozen=True):
+class InputSettings(Settings, frozen=True):
     """What happens to an image on its way to the backbone.
 
     Attributes:
@@ -71,7 +71,7 @@ class Input(Settings, frozen=True):
     decode: Literal["fast", "exact"] = "fast"
 
 
-class Features(Settings, frozen=True):
+class FeaturesSettings(Settings, frozen=True):
     """Cached feature maps of a frozen backbone: `views` per training image, augmented if the input is; 0 for none.
 
     Attributes:
@@ -81,7 +81,7 @@ class Features(Settings, frozen=True):
     views: AtLeast0 = 0
 
 
-class Train(Settings, frozen=True):
+class TrainSettings(Settings, frozen=True):
     """Optimisation of one task.
 
     Attributes:
@@ -124,7 +124,7 @@ class Train(Settings, frozen=True):
     nodes: AtLeast1 = 1
 
 
-class Loss(Settings, frozen=True):
+class LossSettings(Settings, frozen=True):
     """The classification loss; methods that weigh it against others add to this group.
 
     Attributes:
@@ -134,7 +134,7 @@ class Loss(Settings, frozen=True):
     form: Literal["bce", "asl"] = "bce"
 
 
-class MaxEntropy(Settings, frozen=True):
+class MaxEntropySettings(Settings, frozen=True):
     """The max-entropy regulariser, which any method may add; `beta = 0` switches it off.
 
     Attributes:
@@ -196,7 +196,7 @@ class MemorySettings(Settings, frozen=True):
             raise BadConfig(f"memory.sampler={self.sampler}: keeps a fixed number of images, so set memory.total")
 
 
-class Register(Settings, frozen=True):
+class RegisterSettings(Settings, frozen=True):
     """What a model must reach to be named by an alias; one that fails is registered all the same.
 
     Attributes:
@@ -208,7 +208,7 @@ class Register(Settings, frozen=True):
     max_drop: NotNegative = 0.0
 
 
-class Statistics(Settings, frozen=True):
+class StatisticsSettings(Settings, frozen=True):
     """Features of old classes, drawn from their mean and spread at each update (`csc.replay.statistics`); ours.
 
     As many are drawn as the batch has images. Only with a frozen backbone.
@@ -224,7 +224,7 @@ class Statistics(Settings, frozen=True):
     pooling: Literal["mean", "masks"] = "mean"
 
 
-class ReleaseQuirks(Settings, frozen=True):
+class ReleaseQuirksSettings(Settings, frozen=True):
     """What the released code does otherwise than the paper, one switch each.
 
     Attributes:

@@ -25,7 +25,7 @@ _MOST = 100_000  # values in a file, with all that aliases repeat
 _DEEPEST = 50  # groups within groups; the compiled reader of YAML crashes at many thousands
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A group of settings, each with its type, its limits and its default; a subclass says `frozen=True` again.
 
     `msgspec.Meta` has the limits: `ge`, `gt` and `le` of a number, or a `pattern` with a `description` that says in

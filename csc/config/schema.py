@@ -14,18 +14,18 @@ from msgspec import Meta
 
 from csc.config.groups import (
     AtLeast0,
-    Backbone,
-    Features,
-    Input,
-    Loss,
-    MaxEntropy,
+    BackboneSettings,
+    FeaturesSettings,
+    InputSettings,
+    LossSettings,
+    MaxEntropySettings,
     MemorySettings,
-    Register,
-    ReleaseQuirks,
+    RegisterSettings,
+    ReleaseQuirksSettings,
     Settings,
-    Statistics,
+    StatisticsSettings,
     Text,
-    Train,
+    TrainSettings,
     Unit,
 )
 from csc.config.tree import flatten
@@ -64,16 +64,16 @@ class Config(Settings, frozen=True):
     labels: Literal["task", "seen"] = "task"
     held_out: AtLeast0 = 0
     threshold: Unit = 0.8
-    backbone: Backbone = Backbone()
-    input: Input = Input()
-    features: Features = Features()
-    train: Train = Train()
-    loss: Loss = Loss()
-    max_entropy: MaxEntropy = MaxEntropy()
-    release_quirks: ReleaseQuirks = ReleaseQuirks()
-    register: Register = Register()
+    backbone: BackboneSettings = BackboneSettings()
+    input: InputSettings = InputSettings()
+    features: FeaturesSettings = FeaturesSettings()
+    train: TrainSettings = TrainSettings()
+    loss: LossSettings = LossSettings()
+    max_entropy: MaxEntropySettings = MaxEntropySettings()
+    release_quirks: ReleaseQuirksSettings = ReleaseQuirksSettings()
+    register: RegisterSettings = RegisterSettings()
     memory: ClassVar[MemorySettings] = MemorySettings()  # of methods that never replay; others have such a group
-    statistics: ClassVar[Statistics] = Statistics()  # likewise, of methods that draw no features
+    statistics: ClassVar[StatisticsSettings] = StatisticsSettings()  # likewise, of methods that draw no features
 
     def __post_init__(self) -> None:
         """Refuse settings that contradict each other."""

@@ -50,7 +50,15 @@ __all__ = [
 CARD, WEIGHTS = "features.json", "backbone.safetensors"
 REMEDY = "remove the folder and embed again"
 BATCH_ROWS = 64  # rows of a record batch; a row is found by division
-MADE_BY = ("data/augment.py", "nets/backbone.py", "nets/folding.py")  # the sources that decide a map
+# The sources that decide a map.
+MADE_BY = (
+    "data/augment.py",
+    "data/decode.py",
+    "data/loading.py",
+    "nets/backbone.py",
+    "nets/folding.py",
+    "nets/network.py",
+)
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Maps = np.ndarray[tuple[int, ...], np.dtype[np.float16]]
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from csc.config.groups import Train
+from csc.config.groups import TrainSettings
 from csc.distributed.cluster import API, MOST_TRIES, POLL_SECONDS, ClusterError, TrainJobs
 from csc.distributed.launch import raise_error
 from csc.errors import BadConfig
@@ -53,7 +53,7 @@ Pod = Mapping[str, Any]  # fields of kfp's TaskConfig: resources, env, volumes, 
 
 def train_on_nodes(
     arguments: Mapping[str, str],
-    settings: Train,
+    settings: TrainSettings,
     task: Task,
     key: str,
     pod: Pod,
@@ -95,7 +95,7 @@ def copy_inputs(arguments: Mapping[str, str], folder: Path) -> None:
         write_json(temporary / "arguments.json", staged)
 
 
-def job_manifest(name: str, folder: Path, settings: Train, pod: Pod, own: Mapping[str, Any]) -> dict[str, Any]:
+def job_manifest(name: str, folder: Path, settings: TrainSettings, pod: Pod, own: Mapping[str, Any]) -> dict[str, Any]:
     """The TrainJob that runs the train step with the arguments in a folder, on a volume that all nodes mount.
 
     Image, pull secrets, service account and security contexts are those of `own`, the spec of the step's pod.
@@ -152,7 +152,7 @@ def _present(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value}
 
 
-def _processes_per_node(settings: Train, pod: Pod) -> int:
+def _processes_per_node(settings: TrainSettings, pod: Pod) -> int:
     """As many as the settings say; otherwise one for each GPU that a node is given, and one on the CPU."""
     if settings.processes != "auto":
         return settings.processes

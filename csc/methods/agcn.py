@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from zipfile import BadZipFile
 
-from csc.config.groups import AtLeast1, NotNegative, Settings, Statistics, Text
+from csc.config.groups import AtLeast1, NotNegative, Settings, StatisticsSettings, Text
 from csc.config.schema import Config
 from csc.errors import BadConfig
 from csc.methods import register
@@ -57,7 +57,7 @@ class AGCN(LwF):
 
     name = "agcn"
     heads = ("ci_gcn", "label_graph")
-    own_settings = (AgcnSettings, Statistics)
+    own_settings = (AgcnSettings, StatisticsSettings)
     needs_intermediates = True
 
     @staticmethod

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from csc.config.groups import Loss, MemorySettings, Settings
+from csc.config.groups import LossSettings, MemorySettings, Settings
 from csc.config.schema import Config
 from csc.errors import BadConfig
 
@@ -67,7 +67,7 @@ class LossInputs:
     logits: "Tensor"  # (B, n)
     targets: "Tensor"  # (B, n), zero where unknown
     new: int  # how many of the n classes are new
-    prior_logits: "Tensor | None" = None  # (B, n - new), from the model of the task before
+    prior_logits: "Tensor | None" = None  # (B, n - new), from the prior model
     known: "Tensor | None" = None  # (B or more, n)
     distances: "Mapping[str, Tensor]" = field(default_factory=dict)  # (B,) each, from `Method.distances`
     replays: tuple[Replay, ...] = ()
@@ -87,13 +87,13 @@ class Method:
 
     name: ClassVar[str]
     heads: ClassVar[tuple[str, ...]] = ("linear", "ci_gcn")  # that it can build, the usual one first
-    loss_settings: ClassVar[type[Loss]] = Loss
+    loss_settings: ClassVar[type[LossSettings]] = LossSettings
     memory_settings: ClassVar[type[MemorySettings] | None] = MemorySettings  # none if it never replays
     own_settings: ClassVar[tuple[type[Settings], ...]] = ()  # groups that it reads, and its head may
     required_settings: ClassVar[tuple[str, ...]] = ()  # that it has to know of a data set
     takes_frozen_backbone: ClassVar[bool] = True
-    needs_prior: ClassVar[bool] = False  # the frozen model of the task before gives its logits on each batch
-    continues: ClassVar[bool] = True  # a task starts from the model before; otherwise from the initialisation
+    needs_prior: ClassVar[bool] = False  # the frozen prior model gives its logits on each batch
+    continues: ClassVar[bool] = True  # a task starts from the prior model; otherwise from the initialisation
     needs_intermediates: ClassVar[bool] = False  # `distances` wants more of the networks than logits
     stores_logits: ClassVar[bool] = False  # an exemplar is kept with what the finished model says of it
     solves: ClassVar[bool] = False  # `solve` gives the head its weights; updates are made only for the backbone

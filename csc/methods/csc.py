@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["CSC", "CigcnSettings"]
 
 
-class CigcnSettings(Settings, frozen=True, kw_only=False):
+class CigcnSettings(Settings, frozen=True):
     """The class-incremental graph network; every ablation of the paper's table 5 is a value here.
 
     The other values are other readings of the paper; `rank` and `divide_specific` are ours.

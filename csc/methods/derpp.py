@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Literal
 from csc.config.groups import NotNegative, Settings
 from csc.config.schema import Config
 from csc.methods import register
-from csc.methods.base import LossInputs
-from csc.methods.er import ER, RequiredMemorySettings
+from csc.methods.base import LossInputs, Method
+from csc.methods.er import RequiredMemorySettings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +33,7 @@ class DrawnMemorySettings(RequiredMemorySettings, frozen=True):
 
 
 @register
-class DERpp(ER):
+class DERpp(Method):
     """L = L_cls(batch) + α ‖z(x₁) - z_stored‖² + β L_cls(x₂, y₂).
 
     x₁ and x₂ are two independent draws from the memory. z_stored are the logits of the model at the time the exemplar
@@ -47,14 +47,10 @@ class DERpp(ER):
     stores_logits = True
     replay_batches = 2
 
-    def terms(self, inputs: LossInputs) -> "dict[str, Tensor]":
-        """The classification loss of the batch over all classes, whatever `memory.unknown` says of exemplars."""
-        return {"ce": self.classify(inputs, inputs.logits, inputs.targets)}
-
     @staticmethod
     def unread(config: Config) -> frozenset[str]:
         """Both draws have weights of their own."""
-        return ER.unread(config) | {"memory.weight"}
+        return Method.unread(config) | {"memory.weight"}
 
     def replayed(self, inputs: LossInputs) -> "dict[str, Tensor]":
         """The stored logits of one draw, the labels of the other."""

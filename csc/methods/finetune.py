@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Literal
 
-from csc.config.groups import Loss
+from csc.config.groups import LossSettings
 from csc.methods import register
 from csc.methods.base import LossInputs, Method
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 __all__ = ["FineTune", "FineTuneLoss"]
 
 
-class FineTuneLoss(Loss, frozen=True):
+class FineTuneLoss(LossSettings, frozen=True):
     """What stands for the labels of old classes: zeros (`negative`), or nothing (`masked`, a milder variant).
 
     Attributes:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from csc.config.groups import AtLeast1, NotNegative, Settings, Statistics, Unit
+from csc.config.groups import AtLeast1, NotNegative, Settings, StatisticsSettings, Unit
 from csc.config.schema import Config
 from csc.errors import BadConfig, BadModel
 from csc.methods import register
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from csc.nets.network import Network, Outputs
     from csc.training.objective import Objective
 
-__all__ = ["KRT", "KrtSettings", "threshold_for", "thresholds_for"]
+__all__ = ["KRT", "KrtSettings", "class_thresholds", "search_threshold"]
 
 STEP, STEPS, TOLERANCE = 0.005, 100, 0.1
 LOWEST, HIGHEST = 1e-4, 0.999999
@@ -77,7 +77,7 @@ class KRT(Method):
 
     name = "krt"
     heads = ("attention", "linear")
-    own_settings = (KrtSettings, Statistics)
+    own_settings = (KrtSettings, StatisticsSettings)
     required_settings = ("krt.labels_per_image", "krt.of_classes")
     needs_prior = True
     needs_intermediates = True
@@ -106,9 +106,9 @@ class KRT(Method):
             if "labels" not in self.state:
                 raise BadModel("krt.per_class=true: the prior model has no count of its labels; train it so, too")
             share = self.state["labels"].to(scores) / self.state["labels"].sum()
-            self.threshold = thresholds_for(scores, expected * share)
+            self.threshold = class_thresholds(scores, expected * share)
             return
-        self.threshold, found = threshold_for(scores, expected, float(self.threshold))
+        self.threshold, found = search_threshold(scores, expected, float(self.threshold))
         self.state["threshold"] = torch.tensor(self.threshold, dtype=torch.float64)
         if abs(found - expected) > TOLERANCE and objective.group.is_main:
             counts = f"{found:.2f} pseudo-labels per image above {self.threshold:.4f}, expected {expected:.2f}"
@@ -158,13 +158,13 @@ class KRT(Method):
         return {"ce": ce} | self.distance_terms(inputs, tokens=weight)
 
 
-def thresholds_for(scores: "Tensor", expected: "Tensor") -> "Tensor":
+def class_thresholds(scores: "Tensor", expected: "Tensor") -> "Tensor":
     """Of each class (classes,), the threshold that `expected` (classes,) of its scores per image exceed."""
     above = (expected * len(scores)).round().long().clamp(0, len(scores) - 1)
     return scores.sort(dim=0, descending=True).values.gather(0, above.unsqueeze(0))[0]
 
 
-def threshold_for(scores: "Tensor", expected: float, start: float) -> tuple[float, float]:
+def search_threshold(scores: "Tensor", expected: float, start: float) -> tuple[float, float]:
     """Walk from `start` to a threshold that about `expected` scores of an image exceed.
 
     Steps have a fixed size, and the walk ends within a tolerance that is absolute; where it would go on for too long

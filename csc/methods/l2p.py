@@ -56,6 +56,11 @@ class L2P(Method):
     takes_frozen_backbone = False  # it brings its own, which is frozen but for the prompts
     needs_intermediates = True
 
+    @staticmethod
+    def unread(config: Config) -> frozenset[str]:
+        """Of exemplars among the images only labels of the new classes count, whatever `memory.unknown` says."""
+        return Method.unread(config) | ({"memory.unknown"} if config.memory.replay == "concat" else set())
+
     @classmethod
     def wrap(cls, config: Config, backbone: "Backbone") -> "PromptedBackbone":
         """The transformer with its pool of prompts."""

@@ -67,6 +67,7 @@ class L3A(RidgeRegression):
     ) -> "tuple[Tensor, Tensor]":
         """Labels with pseudo-labels of the old classes (B, n), and the weight of each image (B, 1).
 
+        Also counts what it is shown, so it is called once for each image.
         An image that comes again and is counted once has its old labels from before, and needs no pseudo-labels.
         """
         import torch

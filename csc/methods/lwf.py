@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from csc.config.groups import Loss, NotNegative, Settings, Statistics, Unit
+from csc.config.groups import LossSettings, NotNegative, Settings, StatisticsSettings, Unit
 from csc.config.schema import Config
 from csc.methods import register
 from csc.methods.base import LossInputs, Method
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
     from csc.training.objective import Objective
 
-__all__ = ["Distillation", "LwF"]
+__all__ = ["DistillationSettings", "LwF"]
 
 
-class Distillation(Loss, frozen=True):
+class DistillationSettings(LossSettings, frozen=True):
     """α, the weight of the labels against the prior model, and what stands for the labels of old classes.
 
     `kd` takes the prior model's soft outputs, `negative` zeros, `masked` nothing.
@@ -43,21 +43,25 @@ class LwF(Method):
     """
 
     name = "lwf"
-    loss_settings = Distillation
-    own_settings: ClassVar[tuple[type[Settings], ...]] = (Statistics,)
+    loss_settings = DistillationSettings
+    own_settings: ClassVar[tuple[type[Settings], ...]] = (StatisticsSettings,)
     needs_prior = True
     adjustment: "Tensor | float" = 0.0  # (n,), what is added to logits in CE
 
     @staticmethod
     def unread(config: Config) -> frozenset[str]:
-        """Without KD there is nothing to weigh labels against; only CE of new classes is adjusted."""
-        old_labels = config.group(Distillation).old_labels
+        """Without KD there is nothing to weigh labels against; only CE of new classes is adjusted.
+
+        Of exemplars among the images only known labels count, whatever `memory.unknown` says.
+        """
+        old_labels = config.group(DistillationSettings).old_labels
         unread = {"loss.alpha", "loss.alpha_power"} if old_labels != "kd" else set()
-        return Method.unread(config) | unread | ({"loss.logit_adjustment"} if old_labels == "negative" else set())
+        unread |= {"loss.logit_adjustment"} if old_labels == "negative" else set()
+        return Method.unread(config) | unread | ({"memory.unknown"} if config.memory.replay == "concat" else set())
 
     def begin(self, objective: "Objective") -> None:
         """Work out the adjustment of logits, if the settings ask for one."""
-        if weight := self.config.group(Distillation).logit_adjustment:
+        if weight := self.config.group(DistillationSettings).logit_adjustment:
             log_odds = objective.labels().mean(0).logit(eps=0.001)
             log_odds[: -objective.new] = 0
             self.adjustment = (weight * log_odds).to(objective.device)
@@ -69,7 +73,7 @@ class LwF(Method):
 
     def alpha(self, inputs: LossInputs) -> float:
         """α, or what the schedule makes of it."""
-        settings = self.config.group(Distillation)
+        settings = self.config.group(DistillationSettings)
         if not settings.alpha_power or not inputs.old:
             return settings.alpha
         weight: float = settings.alpha * (inputs.old / inputs.new) ** settings.alpha_power
@@ -77,13 +81,13 @@ class LwF(Method):
 
     def label_loss(self, inputs: LossInputs) -> "Tensor":
         """CE of the labels that there are; with `old_labels=negative` of all classes."""
-        if self.config.group(Distillation).old_labels == "negative":
+        if self.config.group(DistillationSettings).old_labels == "negative":
             return self.classify(inputs, inputs.logits, inputs.targets)
         return self.classify_known(replace(inputs, logits=inputs.logits + self.adjustment))
 
     def prior_loss(self, inputs: LossInputs) -> "Tensor | None":
         """KD of the old classes whose labels are not known; none in the base task, or if the settings say so."""
-        if self.config.group(Distillation).old_labels != "kd" or inputs.prior_logits is None:
+        if self.config.group(DistillationSettings).old_labels != "kd" or inputs.prior_logits is None:
             return None
         unknown = None if inputs.known is None else ~inputs.known[:, : inputs.old]
         return self.distil(inputs, inputs.logits[:, : inputs.old], inputs.prior_logits.sigmoid(), unknown)

@@ -47,7 +47,7 @@ class OnlineEWC(FineTune):
     def begin(self, objective: "Objective") -> None:
         """Refuse a prior model without Fisher information."""
         super().begin(objective)
-        has_old = len(objective.classes) > objective.new
+        has_old = objective.old > 0
         if has_old and not any(name.startswith("fisher.") for name in self.state):
             raise BadModel("method=oewc: the prior model has no Fisher information; train it with this method, too")
 

@@ -123,7 +123,7 @@ class RidgeRegression(Method):
         C = torch.zeros(size, labels.shape[1], dtype=torch.float64)
         if "C" in self.state:
             C[:, : self.state["C"].shape[1]] = self.state["C"]
-        fresh, prior = self._fresh(objective), self.prior_solution()
+        fresh, prior = self._note_fresh(objective), self.prior_solution()
         for first in range(0, len(pooled), CHUNK):
             rows = slice(first, first + CHUNK)
             h = head.expanded(pooled[rows].to(objective.device)).cpu().double()
@@ -163,8 +163,8 @@ class RidgeRegression(Method):
         W[:size] = torch.linalg.solve(solved, C[:size])
         return W
 
-    def _fresh(self, objective: "Objective") -> "Tensor":
-        """Which images were in no task before (images,); with `once` the others are left out of A."""
+    def _note_fresh(self, objective: "Objective") -> "Tensor":
+        """Which images were in no task before (images,), and note them; with `once` the others are left out of A."""
         import torch
 
         digests = objective.image_digests()
@@ -184,5 +184,5 @@ def log_odds(A: "Tensor", C: "Tensor", W: "Tensor", frequencies: "Tensor") -> "t
     squares = (W * (A @ W)).sum(0) / total
     weighted = (present + 0.5) / (total + 1)  # π, where images weigh as in the sums
     variance = (squares - weighted * inside**2 - (1 - weighted) * outside**2).clamp(min=1e-6)
-    scale, prior = (inside - outside) / variance, frequencies.clamp(max=0.999)
-    return scale, (prior / (1 - prior)).log() - scale * (inside + outside) / 2
+    scale, share = (inside - outside) / variance, frequencies.clamp(max=0.999)
+    return scale, (share / (1 - share)).log() - scale * (inside + outside) / 2

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from csc.config.checks import weights_file
-from csc.config.groups import Backbone as BackboneConfig
+from csc.config.groups import BackboneSettings
 from csc.errors import BadConfig, BadModel, HubUnavailable
 from csc.model import load_tensors
 from csc.storage import sha256_file
@@ -126,7 +126,7 @@ class StoredBackbone(nn.Module):
         }
 
 
-def build_backbone(config: BackboneConfig) -> Backbone:
+def build_backbone(config: BackboneSettings) -> Backbone:
     """Make a timm model without its classifier, with random weights."""
     import timm
 
@@ -147,7 +147,7 @@ def normalisation(backbone: Backbone) -> tuple[tuple[float, ...], tuple[float, .
     return tuple(config["mean"]), tuple(config["std"])
 
 
-def initialise(config: BackboneConfig, init: str, *, allow_leaky: bool) -> tuple[Backbone, Initialisation]:
+def initialise(config: BackboneSettings, init: str, *, allow_leaky: bool) -> tuple[Backbone, Initialisation]:
     """Make the backbone of a base task.
 
     `init` is `scratch`, `hub` (timm's weights for the name) or the path of a safetensors file. With `allow_leaky`,

@@ -104,6 +104,12 @@ class CIGCN(Head):
         """A_g, or the statistical matrix instead of it (n, n); P (n, r) of a low-rank A_g."""
         return self.general_cm if self.config.correlation == "G->S" else cast(Tensor, self.statistical_cm)
 
+    def correlation(self) -> tuple[str, Tensor]:
+        """See `Head`; a low-rank form is multiplied out."""
+        matrix = self.general_matrix()
+        name = "A_g" if self.config.correlation == "G->S" else "Z"
+        return name, matrix @ self.hubs.T if self.config.rank else matrix
+
     def gathered(self, A: Tensor, V: Tensor) -> Tensor:
         """A V: what each node gathers from the nodes V (B, n, D), or from the hubs if the graph has them.
 

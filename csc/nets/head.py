@@ -21,6 +21,10 @@ class Head(nn.Module):
         """Logits, and the features that they are computed from: of the image, or of each class."""
         raise NotImplementedError
 
+    def correlation(self) -> tuple[str, Tensor] | None:
+        """The name of the matrix that relates the classes, and the matrix (n, n); none if the head has no graph."""
+        return None
+
     def resized(self: AnyHead, classes: int) -> AnyHead:
         """A head with the same settings and fresh weights for another number of classes."""
         raise NotImplementedError

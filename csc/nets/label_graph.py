@@ -36,6 +36,10 @@ class LabelGraph(Head):
         """See `Head`."""
         return LabelGraph(self.channels, classes, self.width)
 
+    def correlation(self) -> tuple[str, Tensor]:
+        """See `Head`."""
+        return "Z", cast(Tensor, self.statistical_cm)
+
     def logits_and_features(self, maps: Tensor) -> tuple[Tensor, Tensor]:
         """Logits, and the classifiers H as every image sees them (B, classes, channels)."""
         Z, E = cast(Tensor, self.statistical_cm), cast(Tensor, self.embeddings)

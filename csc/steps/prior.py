@@ -1,4 +1,4 @@
-"""prior: find the registered model of the task before, so that a pipeline can begin in the middle of a scenario."""
+"""prior: find the registered prior model, so that a pipeline can begin in the middle of a scenario."""
 
 from csc.artifacts import Origin
 from csc.config import resolve

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from csc.artifacts import Metrics, RegisteredTask, RunResults, TaskResult, Training
-from csc.config.groups import Register
+from csc.config.groups import RegisterSettings
 from csc.data.views import read_view
 from csc.model import TRAINING_LOG, ModelCard, fingerprint, read_card
 from csc.retry import with_retries
@@ -70,7 +70,7 @@ def register(
     }
 
 
-def _kept_back(limits: Register, reached: float, prior: RegisteredTask | None) -> str:
+def _kept_back(limits: RegisterSettings, reached: float, prior: RegisteredTask | None) -> str:
     """Why a model may not be named by an alias; empty if it may."""
     if reached < limits.min_map:
         return f"kept back from its aliases: mAP {reached:.2f} is below register.min_map={limits.min_map:g}"

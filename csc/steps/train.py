@@ -112,7 +112,7 @@ def learn(config: str, split: str, train_view: str, out: str, prior: str, checkp
             checkpoint_file=_checkpoint(keep, task.index),
             origin=f"{start.card.initialisation.get('sha256')} {start.card.prior_fingerprint}",
             frozen_parameters=start.frozen_parameters,
-            optimizer_state=start.optimizer_state,
+            moments=start.moments,
             features=features,
             memory=exemplars if exemplars is not None and len(exemplars) else None,
             state=load_tensors(prior_folder / METHOD_STATE) if prior_folder else {},
@@ -120,7 +120,7 @@ def learn(config: str, split: str, train_view: str, out: str, prior: str, checkp
             on_epoch=tracker.log_epoch if tracker is not None else lambda epoch, log: None,
         )
         if group.is_main:
-            with contextlib.suppress(OSError):  # the model before is registered: nothing is left of it to resume
+            with contextlib.suppress(OSError):  # the prior model is registered: nothing of it is left to resume
                 _checkpoint(keep, task.index - 1).unlink()
         started = time.monotonic()
         with tracker.measuring() if tracker is not None else contextlib.nullcontext():
@@ -154,7 +154,7 @@ def _settings(scenario: str, config: str, features: str) -> Config:
 
 @contextlib.contextmanager
 def _fetched(prior: RegisteredVersion | None, task: Task) -> Iterator[Path | None]:
-    """The model of the task before, from the registry and as it was registered; none for the base task."""
+    """The prior model, from the registry and as it was registered; none for the base task."""
     if (task.index > 1) != (prior is not None):
         raise BadModel(f"task {task.index}/{task.total}: {'needs a' if task.index > 1 else 'has no'} prior model")
     if prior is None:
@@ -175,7 +175,7 @@ def _checkpoint(keep: Path, task: int) -> Path:
 
 
 def _exemplars(settings: Config, view: View, task: Task, prior_folder: Path | None) -> Memory | None:
-    """What the model before remembers, as this task may see it; none if the method replays nothing."""
+    """What the prior model remembers, as this task may see it; none if the method replays nothing."""
     if settings.memory.sampler == "none":
         return None
     kept = read_memory(prior_folder / MEMORY) if prior_folder else Memory.empty(view.fingerprint)

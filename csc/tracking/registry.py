@@ -1,6 +1,6 @@
 """Models in MLflow: logged with their task's run, registered as versions, and fetched again.
 
-A model is logged with the model before as its input, and registered under one name per (scenario, method) with aliases
+A model is logged with the prior model as its input, and registered under one name per (scenario, method) with aliases
 `task-01` … and `final`. Models and versions are found again by the fingerprint of the model folder, so a step that is
 tried again adds none, and what is fetched is compared with it, so no damaged model is used.
 """

@@ -229,7 +229,7 @@ class Tracker:
             print(f"task {self.card.task}/{self.card.tasks}: {error}; training goes on without it", flush=True)
 
     def log_inputs(self, views: Mapping[str, tuple[str, int]], prior: str | None) -> None:
-        """Note task views (path and rows of each, by what they are for) and the model before as inputs of the run."""
+        """Note task views (path and rows of each, by what they are for) and the prior model as inputs of the run."""
         from mlflow.entities import LoggedModelInput
 
         datasets = [task_view(self.card, context, path, rows) for context, (path, rows) in views.items()]

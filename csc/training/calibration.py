@@ -4,20 +4,15 @@ Both are kept with the model (`calibration` in model.json) for those who read it
 nor scores. The test images have no part in them.
 
     temperature  one for the model, fitted on the labels that the task shows, those of its new classes
-    thresholds   by F1; of new classes on their labels, of old ones on what the model before says of the same images
+    thresholds   by F1; of new classes on their labels, of old ones on what the prior model predicts in the same images
 
 The images of a task show no label of an old class, but its scores drift with every task. So an old threshold is not
-kept as it is: it is chosen again such that the model calls what the model before called, at its own thresholds. A
-class that the model before finds in none of the images keeps its threshold.
+kept as it is: it is chosen again such that the model predicts what the prior model predicted, at its own thresholds. A
+class that the prior model finds in none of the images keeps its threshold.
 
-Rules were chosen on held-out digits (held_out=5, seed 0), by CF1 after five tasks, of CSC and of LwF: as here 74.1 and
-70.8, old thresholds kept 72.3 and 68.2, the middle of the best thresholds instead of the highest 59.5 and 54.4; with
-0.8 for all classes it is 72.8 and 71.3. So what the thresholds are good for is to suit each class and model, not much
-for the mean.
-
-The closed forms (`ridge`, `l3a`) are left as they are: their scores are probabilities that follow from the images of
-all tasks. Thresholds fitted on those of one task are worse: CF1 and OF1 of ridge on held-out images of voc-b0c4 fall
-from 77.2 and 79.5, at 0.3 for all classes, to 73.6 and 73.1; on voc-b4c2 from 76.7 and 78.8 to 71.4 and 69.4.
+The closed forms (`ridge`, `l3a`) keep the threshold of the settings: their scores are probabilities that follow from
+the images of all tasks, and thresholds fitted on those of one task are worse. REPRODUCIBILITY.md has the numbers that
+these rules were chosen by.
 """
 
 from collections.abc import Sequence
@@ -48,14 +43,14 @@ Labels = NDArray[np.bool_]
 def calibrate(objective: "Objective", prior_folder: Path | None) -> dict[str, Any]:
     """Fit temperature and thresholds for a network that has been trained, on some of its training images as they are.
 
-    Every process of a group has to call this. `prior_folder` is the model of the task before, if there is one.
+    Every process of a group has to call this. `prior_folder` is the prior model, if there is one.
     """
     examples, classes = objective.examples, objective.classes
     if objective.method.solves:
         return {"temperature": 1.0, "thresholds": dict.fromkeys(classes, objective.config.threshold)}
     rows = np.sort(np.random.default_rng([examples.seed, 4]).permutation(examples.task_rows)[:MOST_IMAGES])
     logits, targets = objective.logits(rows.tolist()).numpy(), examples.view.targets()[rows]
-    old = 0 if objective.config.labels == "seen" else len(classes) - objective.new
+    old = 0 if objective.config.labels == "seen" else objective.old
     thresholds = best_thresholds(_sigmoid(logits[:, old:]), targets[:, old:])
     if old and prior_folder is not None:
         thresholds = [*_old_thresholds(objective, rows.tolist(), _sigmoid(logits[:, :old]), prior_folder), *thresholds]
@@ -68,16 +63,16 @@ def calibrate(objective: "Objective", prior_folder: Path | None) -> dict[str, An
 def _old_thresholds(
     objective: "Objective", rows: Sequence[int], confidences: Values, prior_folder: Path
 ) -> list[float]:
-    """The thresholds of old classes with which the network calls what the model before calls with its own."""
+    """The thresholds of old classes with which the network predicts what the prior model predicts with its own."""
     examples, prior = objective.examples, objective.prior
     if prior is None:
         network, _ = load_network(prior_folder, map_channels=map_channels(examples.features))
         prior = for_inference(network, objective.config, objective.device)
     before = read_card(prior_folder).thresholds
     kept = [before[name] for name in objective.classes[: confidences.shape[1]]]
-    called = _sigmoid(examples.outputs(prior, rows).numpy()) > np.array(kept)
-    again = best_thresholds(confidences, called)
-    return [new if found.any() else old for new, old, found in zip(again, kept, called.T, strict=True)]
+    predicted = _sigmoid(examples.outputs(prior, rows).numpy()) > np.array(kept)
+    again = best_thresholds(confidences, predicted)
+    return [new if found.any() else old for new, old, found in zip(again, kept, predicted.T, strict=True)]
 
 
 def fit_temperature(logits: Values, targets: Labels) -> float:
@@ -111,9 +106,9 @@ def best_thresholds(confidences: Values, targets: Labels) -> list[float]:
     """
     chosen = []
     for column, present in zip(confidences.T, targets.T, strict=True):
-        called = column[:, None] > GRID  # (images, thresholds)
-        found = np.count_nonzero(called & present[:, None], axis=0)
-        f1 = 2 * found / np.maximum(np.count_nonzero(called, axis=0) + np.count_nonzero(present), 1)
+        predicted = column[:, None] > GRID  # (images, thresholds)
+        found = np.count_nonzero(predicted & present[:, None], axis=0)
+        f1 = 2 * found / np.maximum(np.count_nonzero(predicted, axis=0) + np.count_nonzero(present), 1)
         chosen.append(float(GRID[f1 >= f1.max() - _SLACK][-1]))
     return chosen
 

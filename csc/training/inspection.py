@@ -6,13 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor
 from torch.nn.functional import adaptive_max_pool2d
 
 from csc.artifacts import Training
@@ -26,8 +24,6 @@ from csc.distributed.group import single_process
 from csc.metrics import confidence_bins
 from csc.model import MEMORY, TRAINING_LOG, ModelCard, load_network
 from csc.nets.activation import class_activation_maps
-from csc.nets.ci_gcn import CIGCN
-from csc.nets.label_graph import LabelGraph
 from csc.nets.network import Network
 from csc.replay.memory import read_memory
 from csc.scenario import Scenario
@@ -38,12 +34,12 @@ __all__ = ["gather_evidence"]
 
 PANEL = 16  # images of each class whose scores are kept after every task
 FOLLOWED = 8  # images of the panels that are shown after every task
-MEMORIES = 3  # thumbnails of a class, of at most 40 classes
+MEMORIES, ALL_MEMORIES = 3, 120  # thumbnails of a class, and in all
 SHOTS, ALL_SHOTS = 6, 240  # images of a kind and class, and of a kind in all
 SIDE, QUALITY = 96, 72  # of a thumbnail
 HEAT_SIDE = 16  # cells of a heat map to a side, at most
 
-Pairs = list[tuple[str, int, int]]  # kind, class, row of the view
+Choices = list[tuple[str, int, int]]  # kind, class, row of the view
 
 
 def gather_evidence(model: Path, view: View, scores: Scores, features: str, seconds: float) -> Evidence:
@@ -77,18 +73,18 @@ def gather_evidence(model: Path, view: View, scores: Scores, features: str, seco
     return Evidence(facts, (*images, *remembered))
 
 
-def _choice(view: View, scores: Scores, card: ModelCard) -> Pairs:
+def _choice(view: View, scores: Scores, card: ModelCard) -> Choices:
     """The most confident hits and false alarms, the clearest misses, and the panel of each class."""
     threshold = card.settings().threshold
     order, shots = _fixed_order(view), _shots(card)
-    chosen: Pairs = []
+    chosen: Choices = []
     for column, (confidence, present) in enumerate(zip(scores.confidences.T, scores.targets.T, strict=True)):
-        called = confidence > threshold
+        predicted = confidence > threshold
         falling = np.argsort(-confidence, kind="stable")
         kinds = {
-            "hit": falling[(called & present)[falling]][:shots],
-            "false alarm": falling[(called & ~present)[falling]][:shots],
-            "miss": falling[::-1][(~called & present)[falling[::-1]]][:shots],
+            "hit": falling[(predicted & present)[falling]][:shots],
+            "false alarm": falling[(predicted & ~present)[falling]][:shots],
+            "miss": falling[::-1][(~predicted & present)[falling[::-1]]][:shots],
             "panel": order[present[order]][:PANEL],
         }
         chosen += [(kind, column, row) for kind, rows in kinds.items() for row in rows.tolist()]
@@ -106,9 +102,9 @@ def _fixed_order(view: View) -> NDArray[np.intp]:
     return np.argsort(digests, kind="stable")
 
 
-def _shown(chosen: Pairs, scores: Scores, card: ModelCard) -> set[tuple[str, int, int]]:
+def _shown(chosen: Choices, scores: Scores, card: ModelCard) -> set[tuple[str, int, int]]:
     """Which of the chosen get a thumbnail: of the panel, the missed old ones and those with the most classes."""
-    threshold, old = card.settings().threshold, len(card.classes) - len(card.new)
+    threshold, old = card.settings().threshold, card.old
     panel = [choice for choice in chosen if choice[0] == "panel"]
     followed = {row for row, _ in Counter(row for _, _, row in panel).most_common(FOLLOWED)}
     missed = []
@@ -148,7 +144,7 @@ class _Pictures:
 
     def __init__(self, view: View) -> None:
         self.ids, self.shards = view.table["image_id"].to_pylist(), ImageShards(view.images)
-        self.positions = list(zip(view.table["shard"].to_pylist(), view.table["row"].to_pylist(), strict=True))
+        self.positions = view.positions()
         self._made: dict[int, bytes] = {}
 
     def thumbnail(self, row: int) -> bytes:
@@ -176,7 +172,7 @@ def _memory(model: Path, view: View) -> tuple[int, list[EvidenceImage]]:
         labels = [memory.classes[label] for label in np.flatnonzero(memory.labels[row])]
         owner = int(memory.owner[row])
         name = memory.classes[owner] if owner >= 0 else next(iter(labels), "")
-        if count[name] < MEMORIES and len(images) < 40 * MEMORIES:
+        if count[name] < MEMORIES and len(images) < ALL_MEMORIES:
             count[name] += 1
             images.append(EvidenceImage("memory", name, pictures.ids[row], 0.0, labels, pictures.thumbnail(row)))
     return len(memory), images
@@ -192,14 +188,13 @@ def _facts(
     memory: int,
 ) -> TaskFacts:
     training = Training.read(model / TRAINING_LOG)
-    old = len(card.classes) - len(card.new)
-    groups = {"old": slice(0, old), "new": slice(old, None)}
+    groups = {"old": slice(0, card.old), "new": slice(card.old, None)}
     name, matrix = correlation
     positives = [column[present] for column, present in zip(scores.confidences.T, scores.targets.T, strict=True)]
     return TaskFacts(
         task=card.task,
         classes=list(card.classes),
-        old=old,
+        old=card.old,
         threshold=card.settings().threshold,
         thresholds=list(card.thresholds.values()) if card.calibration else [],
         settings=differences(Scenario.parse(card.scenario).dataset, card.settings()),
@@ -237,15 +232,7 @@ def _reliability(confidences: NDArray[np.float32], targets: NDArray[np.bool_]) -
 
 
 def _correlation(network: Network) -> tuple[str, list[list[float]]]:
-    """The matrix that relates the classes, and its name; low-rank forms are multiplied out."""
-    head = network.head
-    if isinstance(head, CIGCN):
-        matrix = head.general_matrix()
-        matrix = matrix @ head.hubs.T if head.config.rank else matrix
-        name = "A_g" if head.config.correlation == "G->S" else "Z"
-    elif isinstance(head, LabelGraph):
-        name, matrix = "Z", cast(Tensor, head.statistical_cm)
-    else:
-        return "", []
+    """The name of the matrix that relates the classes, and its rows; nothing if the head has none."""
+    name, matrix = network.head.correlation() or ("", torch.zeros(0, 0))
     rows: list[list[float]] = matrix.detach().float().numpy().round(5).tolist()
     return name, rows

@@ -30,7 +30,7 @@ from csc.training.objective import Objective
 from csc.training.optimiser import inherit_moments, make_optimizer, make_schedule
 from csc.training.stopping import STOPPED, StopRequest, stop_request
 
-__all__ = ["EpochLog", "Trainer"]
+__all__ = ["Trainer"]
 
 
 @dataclass
@@ -40,14 +40,14 @@ class Trainer:
     config: Config
     view: View
     network: Network  # already grown to the classes of the view
-    prior: Network | None  # model of the task before, if the method asks for it
+    prior: Network | None  # if the method asks for it
     new: int  # how many of the view's classes are new
     task: int
     title: str  # how the progress line names the task
     checkpoint_file: Path  # file that keeps the state between epochs
     origin: str = ""  # of the network and the prior; a checkpoint of another origin is not resumed
     frozen_parameters: tuple[str, ...] = ()  # that must not learn (grown layers under the release's quirk)
-    optimizer_state: Path | None = None  # moments of the task before to start with (under the release's quirk)
+    moments: Path | None = None  # of the task before to start with (under the release's quirk)
     features: str = ""  # uri of cached feature maps that replace the images
     memory: Memory | None = None  # exemplars of earlier tasks, as this task may see them
     state: Mapping[str, Tensor] = field(default_factory=dict)  # what the method kept of earlier tasks
@@ -74,8 +74,8 @@ class Trainer:
         self._freeze()
         rate = config.train.lr_base if self.is_base else config.train.lr
         self.optimizer = make_optimizer(self.network, config.train, rate)
-        if self.optimizer_state is not None:
-            inherit_moments(self.optimizer, self.network, self.optimizer_state)
+        if self.moments is not None:
+            inherit_moments(self.optimizer, self.network, self.moments)
         self.updates_per_epoch = -(-len(self.examples.epoch_draws(0)) // config.train.accumulate)
         self.scheduler = make_schedule(self.optimizer, config.train, config.train.epochs * self.updates_per_epoch)
         self.precision = Precision.of(config, device)

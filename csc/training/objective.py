@@ -33,7 +33,7 @@ class Objective:
     config: Config
     method: Method
     network: Network  # that learns; on its device, with what must not learn frozen
-    prior: Network | None  # model of the task before, made for inference, if the method asks for it
+    prior: Network | None  # made for inference, if the method asks for it
     new: int  # how many classes are new
     examples: Examples
     precision: Precision
@@ -55,6 +55,11 @@ class Objective:
             raise BadConfig("statistics.replay=true: works in one process only; set train.processes=1")
         if self.draws_features and "statistics.mean" not in self.method.state:
             raise BadModel("statistics.replay=true: the prior model has no statistics; train it with this setting, too")
+
+    @property
+    def old(self) -> int:
+        """How many classes are old."""
+        return len(self.classes) - self.new
 
     def begin(self) -> None:
         """Prepare for the first update, also when training resumes."""
@@ -89,14 +94,14 @@ class Objective:
             pooled = self.pooled_features()
             return [pooled[images] for images in present]
         network = self.network.eval()
-        head, old = cast(CIGCN, network.head), len(self.classes) - self.new
+        head = cast(CIGCN, network.head)
 
         def under_mask(column: int, rows: Sequence[int]) -> Tensor:
             if not rows:
                 return torch.zeros(0, head.channels)
             return self.examples.outputs(lambda images: head.masked(network.features(images), column), rows)
 
-        return [under_mask(old + c, images.nonzero()[:, 0].tolist()) for c, images in enumerate(present)]
+        return [under_mask(self.old + c, images.nonzero()[:, 0].tolist()) for c, images in enumerate(present)]
 
     def features(self, pool: Callable[[Tensor], Tensor]) -> Tensor:
         """What a function of the last maps gives for the task's own images (rows, …), in evaluation mode."""
@@ -190,7 +195,7 @@ class Objective:
         if self.backbone_is_frozen:
             with torch.no_grad():
                 images = self.network.features(images)
-        prior = self._prior_outputs(images[:own], batch.rows[:own])  # first: what it computes with is free again then
+        prior = self._prior_outputs(images[:own], batch.rows[:own])  # first, so that its memory is free for the learner
         drawn = None
         if self.draws_features:
             features = draw_features(self.method.state, own)[:, :, None, None].to(images)
@@ -218,7 +223,7 @@ class Objective:
         if self.config.labels == "seen":  # nothing is hidden: all classes are counted alike
             matrix.copy_(statistical_cm(labels))
             return
-        old = len(self.classes) - self.new
+        old = self.old
         prior_logits = self.logits_of_prior()[: len(labels)].cpu() if self.prior is not None else None
         prior_cm = matrix[:old, :old].cpu().clone() if old else None
         matrix.copy_(statistical_cm(labels[:, old:], prior_logits, prior_cm))

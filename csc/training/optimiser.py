@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
-from csc.config.groups import Train
+from csc.config.groups import TrainSettings
 from csc.errors import BadConfig
 from csc.model import load_tensors, save_tensors
 
@@ -34,7 +34,7 @@ class EagerAdam(Adam):
         return inspect.unwrap(Adam.step)(self, closure)
 
 
-def make_optimizer(network: nn.Module, settings: Train, rate: float) -> EagerAdam:
+def make_optimizer(network: nn.Module, settings: TrainSettings, rate: float) -> EagerAdam:
     """Fresh Adam; vectors and biases without weight decay; the backbone with its own share of the rate."""
     groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
     for name, parameter in network.named_parameters():
@@ -56,7 +56,7 @@ def make_optimizer(network: nn.Module, settings: Train, rate: float) -> EagerAda
     )
 
 
-def make_schedule(optimizer: Optimizer, settings: Train, steps: int) -> LRScheduler | None:
+def make_schedule(optimizer: Optimizer, settings: TrainSettings, steps: int) -> LRScheduler | None:
     """One cycle over all steps of a task, or none for a constant rate."""
     if settings.schedule == "constant":
         return None

@@ -1,4 +1,4 @@
-"""What a task's training starts from: an initialisation, cached maps, or the model of the task before."""
+"""What a task's training starts from: an initialisation, cached maps, or the prior model."""
 
 import copy
 from dataclasses import dataclass, replace
@@ -35,16 +35,16 @@ class Start:
     """What a task's training starts from."""
 
     network: Network
-    prior: Network | None  # model of the task before, if the method asks for it
+    prior: Network | None  # if the method asks for it
     card: ModelCard
     frozen_parameters: tuple[str, ...] = ()
-    optimizer_state: Path | None = None
+    moments: Path | None = None  # of the optimiser that trained the prior model, to go on with
 
 
 def start_task(
     settings: Config, scenario: str, task: Task, view: View, prior_folder: Path | None, features: str = ""
 ) -> Start:
-    """Build the network to train: from the initialisation, or grown from the model before."""
+    """Build the network to train: from the initialisation, or grown from the prior model."""
     kind = method_class(settings.method)
     card = ModelCard(
         method=settings.method,
@@ -107,8 +107,8 @@ def _grown(settings: Config, prior: Network, task: Task, card: ModelCard, prior_
     )
 
 
-def _shape(settings: Config) -> object:
-    """What of the settings decides the shape of the head."""
+def _head_settings(settings: Config) -> object:
+    """The settings that the head reads; none if it reads none."""
     kind = HEADS[settings.head].settings
     return settings.group(kind) if kind else None
 
@@ -122,8 +122,11 @@ def _check_prior(before: ModelCard, settings: Config, card: ModelCard, task: Tas
             f"task {task.index} of {card.scenario} needs that of task {task.index - 1} with {len(task.old)}"
         )
     then = before.settings()
-    if (then.backbone, then.head, _shape(then)) != (settings.backbone, settings.head, _shape(settings)):
-        raise BadModel(f"the prior model has another backbone or head than {settings.backbone.name}, {settings.head}")
+    if (then.backbone, then.head, _head_settings(then)) != (settings.backbone, settings.head, _head_settings(settings)):
+        raise BadModel(
+            f"the prior model has another backbone, head or settings of them than this task, with "
+            f"{settings.backbone.name} and {settings.head}"
+        )
     if then.held_out != settings.held_out:
         raise BadModel(f"the prior model was trained with held_out={then.held_out}, this task has {settings.held_out}")
     if settings.memory.sampler not in ("none", then.memory.sampler):

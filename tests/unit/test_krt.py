@@ -10,7 +10,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, gelu, layer_no
 from csc.config import resolve
 from csc.distributed.group import Group, single_process
 from csc.methods.base import LossInputs, Replay
-from csc.methods.krt import KRT, KrtSettings, threshold_for, thresholds_for
+from csc.methods.krt import KRT, KrtSettings, class_thresholds, search_threshold
 from csc.methods.losses import asymmetric_loss
 from csc.nets.attention import GRID, IncrementalCrossAttention
 from csc.nets.head import grow
@@ -202,7 +202,7 @@ def walked(scores: Tensor, expected: float, start: float) -> tuple[float, bool]:
 @pytest.mark.parametrize("expected", [0.4, 1.4, 2.9])
 def test_the_threshold_is_where_the_walk_ends(expected: float, start: float):
     scores = scores_of_a_prior()
-    eta, count = threshold_for(scores, expected, start)
+    eta, count = search_threshold(scores, expected, start)
     assert abs(count - expected) <= 0.1
     assert count == pytest.approx(float((scores > eta).sum(dim=1).double().mean()))
     assert (pytest.approx(eta, abs=1e-9), True) == walked(scores, expected, start)
@@ -210,8 +210,8 @@ def test_the_threshold_is_where_the_walk_ends(expected: float, start: float):
 
 def test_a_threshold_that_already_fits_stays():
     scores = scores_of_a_prior()
-    eta, _ = threshold_for(scores, 1.4, 0.8)
-    assert threshold_for(scores, 1.4, eta)[0] == eta
+    eta, _ = search_threshold(scores, 1.4, 0.8)
+    assert search_threshold(scores, 1.4, eta)[0] == eta
 
 
 @pytest.mark.parametrize(
@@ -226,14 +226,14 @@ def test_a_walk_that_does_not_arrive_ends_at_the_nearest(score: float, expected:
     scores = torch.full((20, 1), score)
     start = nearest[0]
     assert not walked(scores, expected, start)[1]
-    assert threshold_for(scores, expected, start) == (pytest.approx(start), nearest[1])
+    assert search_threshold(scores, expected, start) == (pytest.approx(start), nearest[1])
 
 
 def test_the_threshold_keeps_within_its_bounds():
     certain = torch.ones(10, 4)
-    assert threshold_for(certain, 0.0, 0.9)[0] <= 0.999999
+    assert search_threshold(certain, 0.0, 0.9)[0] <= 0.999999
     nothing = torch.full((10, 4), 1e-6)
-    assert threshold_for(nothing, 2.0, 0.2)[0] >= 1e-4
+    assert search_threshold(nothing, 2.0, 0.2)[0] >= 1e-4
 
 
 class FakeObjective(SimpleNamespace):
@@ -386,7 +386,7 @@ def test_another_head_has_nothing_to_freeze():
 
 def test_each_class_may_have_its_own_threshold():
     scores = torch.rand(200, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor([0.2, 0.6, 1.0])
-    thresholds = thresholds_for(scores, torch.tensor([0.1, 0.5, 0.0]))
+    thresholds = class_thresholds(scores, torch.tensor([0.1, 0.5, 0.0]))
     assert (scores > thresholds).sum(0).tolist() == [20, 100, 0]
     method = KRT(resolve("voc", {"method": "krt", "krt": {"per_class": True}}))
     step = random_step(torch.zeros(BATCH, OLD, dtype=torch.float64))

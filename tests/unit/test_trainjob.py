@@ -18,7 +18,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from csc.config.groups import Train
+from csc.config.groups import TrainSettings
 from csc.distributed.cluster import MOST_TRIES, ClusterError, TrainJobs
 from csc.distributed.trainjob import HARDENED, SHARED_MEMORY, copy_inputs, job_manifest, job_name, train_on_nodes
 from csc.errors import BadConfig, BadData
@@ -100,7 +100,7 @@ def as_the_api_reads_it(job: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize("given", [{}, {"env": None, "volumes": None, "volume_mounts": None, "resources": None}])
 def test_the_job_has_the_form_of_the_trainer_api(shared: Path, given: dict[str, Any]):
-    job = job_manifest(NAME, shared / NAME, Train(nodes=2), pod(shared, **given), OWN_POD)
+    job = job_manifest(NAME, shared / NAME, TrainSettings(nodes=2), pod(shared, **given), OWN_POD)
     assert as_the_api_reads_it(job) == job
 
 
@@ -116,7 +116,7 @@ def test_the_job_has_the_form_of_the_trainer_api(shared: Path, given: dict[str, 
     ],
 )
 def test_the_form_of_the_trainer_api_has_no_other_fields(shared: Path, change: Callable[[Any], None]):
-    job = job_manifest(NAME, shared / NAME, Train(nodes=2), pod(shared), copy.deepcopy(OWN_POD))
+    job = job_manifest(NAME, shared / NAME, TrainSettings(nodes=2), pod(shared), copy.deepcopy(OWN_POD))
     change(job)
     assert as_the_api_reads_it(job) != job
 
@@ -132,7 +132,7 @@ def _node(job: dict[str, Any]) -> dict[str, Any]:
 
 def test_the_job_is_the_step_on_more_nodes(shared: Path):
     task = pod(shared)
-    job = job_manifest(NAME, shared / NAME, Train(nodes=3), task, OWN_POD)
+    job = job_manifest(NAME, shared / NAME, TrainSettings(nodes=3), task, OWN_POD)
     trainer, template = job["spec"]["trainer"], _node(job)
     assert job["spec"]["runtimeRef"] == {"name": "torch-distributed"}
     assert (trainer["image"], trainer["numNodes"], trainer["numProcPerNode"]) == ("registry/csc-train:1", 3, 2)
@@ -152,13 +152,15 @@ def test_the_job_is_the_step_on_more_nodes(shared: Path):
 
 
 def test_the_nodes_run_as_the_user_of_the_step(shared: Path):
-    spec = _node(job_manifest(NAME, shared / NAME, Train(nodes=2), pod(shared), OWN_POD))["spec"]
+    spec = _node(job_manifest(NAME, shared / NAME, TrainSettings(nodes=2), pod(shared), OWN_POD))["spec"]
     assert spec["securityContext"] == SHARING
     assert [container["securityContext"] for container in spec["containers"]] == [{**HARDENED, **HELD}]
 
 
 def test_nobody_on_a_node_can_write_outside_volumes_or_gain_rights(shared: Path):
-    (container,) = _node(job_manifest(NAME, shared / NAME, Train(nodes=2), pod(shared), OWN_POD))["spec"]["containers"]
+    (container,) = _node(job_manifest(NAME, shared / NAME, TrainSettings(nodes=2), pod(shared), OWN_POD))["spec"][
+        "containers"
+    ]
     allowed = container["securityContext"]
     assert allowed["readOnlyRootFilesystem"] is True
     assert allowed["allowPrivilegeEscalation"] is False
@@ -169,7 +171,7 @@ def test_nobody_on_a_node_can_write_outside_volumes_or_gain_rights(shared: Path)
 
 def test_a_step_without_a_user_leaves_that_of_the_image_to_the_nodes(shared: Path):
     own = {"containers": [{"name": "main", "image": "registry/csc-train:1"}], "securityContext": {}}
-    spec = _node(job_manifest(NAME, shared / NAME, Train(nodes=2), pod(shared), own))["spec"]
+    spec = _node(job_manifest(NAME, shared / NAME, TrainSettings(nodes=2), pod(shared), own))["spec"]
     assert "securityContext" not in spec
     assert spec["containers"][0]["securityContext"] == HARDENED
 
@@ -178,7 +180,7 @@ def test_secrets_reach_the_job_by_reference_only(shared: Path, monkeypatch: pyte
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://anna:hunter2@mlflow")
     text = json.dumps(
-        job_manifest(NAME, shared / NAME, Train(nodes=2), pod(shared, env=pod(shared)["env"][1:]), OWN_POD)
+        job_manifest(NAME, shared / NAME, TrainSettings(nodes=2), pod(shared, env=pod(shared)["env"][1:]), OWN_POD)
     )
     assert '"secretKeyRef": {"name": "s3", "key": "secret"}' in text
     assert "hunter2" not in text
@@ -187,7 +189,7 @@ def test_secrets_reach_the_job_by_reference_only(shared: Path, monkeypatch: pyte
 def test_the_job_tracks_to_the_run_that_kfp_made_for_the_step(shared: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MLFLOW_RUN_ID", "0a1b")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://elsewhere")
-    env = job_manifest(NAME, shared / NAME, Train(nodes=2), pod(shared), OWN_POD)["spec"]["trainer"]["env"]
+    env = job_manifest(NAME, shared / NAME, TrainSettings(nodes=2), pod(shared), OWN_POD)["spec"]["trainer"]["env"]
     values = {item["name"]: item.get("value") for item in env}
     assert (values["MLFLOW_RUN_ID"], values["MLFLOW_TRACKING_URI"]) == ("0a1b", "http://mlflow")  # the profile's wins
 
@@ -203,7 +205,7 @@ def test_the_job_tracks_to_the_run_that_kfp_made_for_the_step(shared: Path, monk
     ],
 )
 def test_a_node_runs_one_process_for_each_gpu_unless_told(shared: Path, processes: Any, resources: Any, each: int):
-    settings = Train(nodes=2, processes=processes)
+    settings = TrainSettings(nodes=2, processes=processes)
     job = job_manifest(NAME, shared, settings, pod(shared, resources=resources), OWN_POD)
     assert job["spec"]["trainer"]["numProcPerNode"] == each
     assert job["spec"]["trainer"].get("resourcesPerNode") == resources
@@ -332,7 +334,7 @@ def api(shared: Path) -> FakeApi:
 @pytest.fixture
 def launch(api: FakeApi, arguments: dict[str, str], shared: Path) -> Callable[[], None]:
     """Run the step on the fake cluster."""
-    return lambda: train_on_nodes(arguments, Train(nodes=2), TASK, KEY, pod(shared), api.train_jobs)
+    return lambda: train_on_nodes(arguments, TrainSettings(nodes=2), TASK, KEY, pod(shared), api.train_jobs)
 
 
 @pytest.fixture
@@ -555,7 +557,7 @@ def test_checkpoints_that_the_nodes_cannot_see_are_refused(
 ):
     wrong = arguments | {"checkpoints": checkpoints.format(shared=shared)}
     with pytest.raises(BadConfig, match=r"^train\.nodes=2: needs 'checkpoints' on a volume") as caught:
-        train_on_nodes(wrong, Train(nodes=2), TASK, KEY, pod(shared, **changes), api.train_jobs)
+        train_on_nodes(wrong, TrainSettings(nodes=2), TASK, KEY, pod(shared, **changes), api.train_jobs)
     assert text in str(caught.value)
     assert api.calls == []
 
@@ -563,7 +565,7 @@ def test_checkpoints_that_the_nodes_cannot_see_are_refused(
 def test_several_nodes_need_a_cluster(arguments: dict[str, str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(BadConfig, match=r"train\.nodes=2: several nodes need a Kubeflow cluster .* set train\.nodes=1"):
-        train_on_nodes(arguments, Train(nodes=2), TASK, KEY, {})
+        train_on_nodes(arguments, TrainSettings(nodes=2), TASK, KEY, {})
 
 
 class Nodes(FakeApi):
@@ -678,7 +680,7 @@ def test_the_nodes_of_a_job_train_the_model_that_one_process_would(inputs: dict[
     learn(**own)
     shared_volume = pod(shared, env=[{"name": "OMP_NUM_THREADS", "value": "1"}], resources=None)
     nodes = Nodes(shared, name=job_name(KEY, task))
-    train_on_nodes(inputs, Train(nodes=2), task, KEY, shared_volume, nodes.train_jobs)
+    train_on_nodes(inputs, TrainSettings(nodes=2), task, KEY, shared_volume, nodes.train_jobs)
     one, many = (json.loads((Path(made["out"]) / "training.json").read_text()) for made in (own, inputs))
     assert many["epochs"][0]["loss"] == pytest.approx(one["epochs"][0]["loss"], rel=1e-5)
     assert (Path(inputs["out"]) / "model.safetensors").is_file()
@@ -691,7 +693,7 @@ def test_a_node_that_refuses_its_input_ends_the_step_with_the_same_line(inputs: 
     task = Task(1, 2, (), ())
     nodes = ForkedNodes(shared, name=job_name(KEY, task))
     with pytest.raises(BadData) as caught:
-        train_on_nodes(inputs, Train(nodes=2), task, KEY, pod(shared, env=[], resources=None), nodes.train_jobs)
+        train_on_nodes(inputs, TrainSettings(nodes=2), task, KEY, pod(shared, env=[], resources=None), nodes.train_jobs)
     assert "train_view" in str(caught.value)
     assert nodes.jobs == {}
     assert not Path(inputs["out"]).exists()

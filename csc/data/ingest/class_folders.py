@@ -10,7 +10,7 @@ import os
 from pathlib import PurePosixPath
 
 from csc.data.dataset import Dataset
-from csc.data.ingest.images import SPLIT_BY_NAME, TEST_FOLDERS, ImageRecord, split_by_name
+from csc.data.ingest.images import SPLIT_BY_NAME, TEST_FOLDERS, ImageRecord, split_by_name, split_folders
 from csc.data.ingest.source import Source
 from csc.data.ingest.writer import DEFAULTS, SourceListing, WriteOptions, write_source
 from csc.errors import BadData
@@ -33,13 +33,12 @@ def ingest_folder(
             record["split"] = SPLIT_BY_NAME
             listing = _listing(files, root, "")
         else:
-            test = next((folder for folder in TEST_FOLDERS if folder in found), None)
-            if "train" not in found or test is None:
-                missing = "test" if "train" in found else "train"
+            folders, missing = split_folders(found)
+            if missing:
                 raise BadData(f"{files.where(root / missing)}: no such folder; expected train/ and test/, or neither")
-            if left_out := sorted(found - {"train", test}):
+            if left_out := sorted(found - set(folders.values())):
                 record["left_out"] = left_out
-            listing = [*_listing(files, root / "train", "train"), *_listing(files, root / test, "test")]
+            listing = [row for split, folder in folders.items() for row in _listing(files, root / folder, split)]
         classes = sorted({label for row in listing for label in row.labels})
         if not classes:
             raise BadData(

@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 
 from csc.data.dataset import Dataset
 from csc.data.ingest.coco_annotations import AnnotationFile, Annotations, read_annotations
-from csc.data.ingest.images import SPLIT_BY_NAME, TEST_FOLDERS
+from csc.data.ingest.images import SPLIT_BY_NAME, split_folders
 from csc.data.ingest.source import Source
 from csc.data.ingest.writer import DEFAULTS, SourceListing, WriteOptions, write_source
 from csc.errors import BadData
@@ -148,15 +148,11 @@ def _of_split(top: PurePosixPath, folder: str, split: str, name: str) -> Annotat
 
 def _per_folder(files: Source, top: PurePosixPath, folders: Sequence[str]) -> tuple[list[AnnotationFile], list[str]]:
     """The files of an export with one folder for each split."""
-    test = next((name for name in TEST_FOLDERS if name in folders), None)
-    if "train" not in folders or test is None:
-        missing = "test" if "train" in folders else "train"
+    chosen, missing = split_folders(folders)
+    if missing:
         raise BadData(f"{files.where(top / missing / _IN_FOLDER)}: no such file; expected one for train and for test")
-    found = [
-        AnnotationFile(top / name / _IN_FOLDER, split, (top / name,))
-        for split, name in (("train", "train"), ("test", test))
-    ]
-    return found, [name for name in folders if name not in ("train", test)]
+    found = [AnnotationFile(top / name / _IN_FOLDER, split, (top / name,)) for split, name in chosen.items()]
+    return found, [name for name in folders if name not in chosen.values()]
 
 
 def _check_same(item: Annotations, expected: Sequence[str], files: Source, whose: str, advice: str) -> None:

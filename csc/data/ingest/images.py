@@ -2,7 +2,7 @@
 
 import hashlib
 import io
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
@@ -25,6 +25,7 @@ __all__ = [
     "read_ahead",
     "scaled_down",
     "split_by_name",
+    "split_folders",
 ]
 
 JPEG_QUALITY = 90  # of images that are scaled down
@@ -77,6 +78,18 @@ def split_by_name(name: str) -> str:
     """
     number = int.from_bytes(hashlib.sha256(name.encode(errors="backslashreplace")).digest()[:8], "big")
     return "test" if number % TEST_EVERY == 0 else "train"
+
+
+def split_folders(found: Collection[str]) -> tuple[dict[str, str], str]:
+    """The folders of train and test among those of a source, and the name of the first that is missing, if one is.
+
+    >>> split_folders(["train", "valid", "other"])
+    ({'train': 'train', 'test': 'valid'}, '')
+    """
+    test = [name for name in TEST_FOLDERS if name in found]
+    if "train" not in found:
+        return {}, "train"
+    return ({"train": "train", "test": test[0]}, "") if test else ({}, "test")
 
 
 Images = Callable[[Sequence[ImageRecord]], Iterable[Encoded]]  # reads the images of some rows, one by one

@@ -23,7 +23,8 @@ from csc.nets.backbone import Initialisation, build_backbone
 from csc.nets.head import grow
 from csc.nets.network import Network
 from csc.scenario import Task
-from csc.training.loop import EpochLog, Trainer
+from csc.training.checkpoint import EpochLog
+from csc.training.loop import Trainer
 
 SCENARIO = "digits-b0c5"
 ROWS, NEW = 20, 5

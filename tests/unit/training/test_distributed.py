@@ -35,8 +35,8 @@ from csc.nets.network import Network
 from csc.replay.memory import Memory, read_memory, write_memory
 from csc.replay.update import update
 from csc.scenario import Task
+from csc.training.checkpoint import EpochLog
 from csc.training.inference import confidences
-from csc.training.loop import EpochLog
 from tests.faults.starter import Forked
 from tests.unit.training.bench import Bench, settings, without_speed
 from tests.unit.training.ranks import dies_in_one, forked_ranks, refused_by_one

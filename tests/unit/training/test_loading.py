@@ -16,14 +16,8 @@ from torch import Tensor
 
 from benchmarks.load import LARGEST_DIFFERENCE, MEAN_DIFFERENCE, _photograph, _view
 from csc.data import loading
-from csc.data.loading import (
-    Batch,
-    Batches,
-    Workers,
-    decode,
-    image_batches,
-    workers_for,
-)
+from csc.data.decode import _scaled, decode
+from csc.data.loading import Batch, Batches, Workers, image_batches, workers_for
 from csc.data.order import Draw, Plan, draw_exemplars, epoch_batches
 from csc.data.views import View
 from csc.errors import BadData
@@ -333,14 +327,14 @@ def test_the_stated_tolerance_is_the_one_that_is_held():
 
 @pytest.mark.parametrize(("size", "scale"), [(32, 8), (60, 8), (61, 4), (224, 2), (240, 2), (241, 1), (448, 1)])
 def test_the_decoder_scales_as_far_as_the_size_allows(photograph: bytes, size: int, scale: int):
-    pixels = loading._scaled(photograph, size)
+    pixels = _scaled(photograph, size)
     assert pixels is not None
     assert pixels.shape == (480 // scale, 640 // scale, 3)
 
 
 def test_bytes_from_a_shard_take_the_fast_path(photograph: bytes):
-    assert loading._scaled(memoryview(pa.py_buffer(photograph)), 224) is not None
-    assert loading._scaled(memoryview(pa.array([photograph])[0].as_buffer()), 224) is not None
+    assert _scaled(memoryview(pa.py_buffer(photograph)), 224) is not None
+    assert _scaled(memoryview(pa.array([photograph])[0].as_buffer()), 224) is not None
 
 
 @pytest.mark.parametrize("size", [96, 150, 400])

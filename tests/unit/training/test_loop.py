@@ -10,7 +10,8 @@ from csc.errors import BadData
 from csc.methods import build_head, registered
 from csc.nets.backbone import build_backbone
 from csc.nets.network import Network
-from csc.training.loop import EpochLog, Trainer
+from csc.training.checkpoint import EpochLog
+from csc.training.loop import Trainer
 from csc.training.start import seed_everything
 from tests.unit.training.bench import (
     LINEAR,

@@ -11,9 +11,9 @@ from csc.data.loading import Batch
 from csc.replay.memory import Memory
 from csc.replay.update import update
 from csc.scenario import Task
-from csc.training.checkpoint import Checkpoint, Position
+from csc.training.checkpoint import Checkpoint, EpochLog, Position
 from csc.training.device import Precision
-from csc.training.loop import EpochLog, Trainer
+from csc.training.loop import Trainer
 from csc.training.optimiser import laid_out_like
 from tests.unit.training.bench import ROWS, Bench, changed, settings, state_of, without_speed
 

@@ -118,9 +118,7 @@ def test_persist_optimizer_hands_on_the_moments_of_parameters_that_kept_their_sh
     save_moments(first.optimizer, first.network, path)
     network = grown_network(first.network)
     grown = {f"head.{name}" for name in grown_parameters(first.network.head, network.head)}
-    second = bench.trainer(
-        config, network, task=2, optimizer_state=path, checkpoint_file=bench.folder / "second.safetensors"
-    )
+    second = bench.trainer(config, network, task=2, moments=path, checkpoint_file=bench.folder / "second.safetensors")
     moments = {name: first.optimizer.state[value] for name, value in first.network.named_parameters()}
     for name, value in network.named_parameters():
         state = second.optimizer.state.get(value, {})

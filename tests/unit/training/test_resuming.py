@@ -22,8 +22,8 @@ from csc.steps.build_dataset import build_dataset
 from csc.steps.ingest import ingest
 from csc.steps.split_labels import split_labels
 from csc.steps.train import train
-from csc.training.checkpoint import Checkpoint, Position
-from csc.training.loop import EpochLog, Trainer
+from csc.training.checkpoint import Checkpoint, EpochLog, Position
+from csc.training.loop import Trainer
 from tests.trained import write_registered
 from tests.unit.training.bench import (
     LINEAR,
