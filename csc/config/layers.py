@@ -9,6 +9,7 @@ written for all methods.
 """
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -230,5 +231,5 @@ def _renamed(wanted: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @cache
 def _hint(text: str) -> None:
-    """Print a line, once in a process."""
-    print(f"note: {text}", flush=True)
+    """Say that a name is an old one, once in a process; on stderr, where it spoils no answer of a command."""
+    print(f"note: {text}; the next version will refuse the old name", file=sys.stderr, flush=True)
