@@ -1,1 +1,1 @@
-"""Kubeflow pipelines, and the commands that compile and run them."""
+"""Kubeflow pipelines: how they are made and compiled, and how they run here or on a cluster."""

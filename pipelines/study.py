@@ -7,7 +7,7 @@ that begin together would all make them. The tables come last and always: a fail
 
 import json
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -75,12 +75,16 @@ def study_name(study: Study) -> str:
     return "csc-study-" + re.sub(r"[^a-z0-9]+", "-", study.name.lower()).strip("-")
 
 
-def table_request(study: Study, sources: Mapping[str, DataSource], tried: Container[str]) -> str:
-    """What `collect` is told; it is checked here, because that step comes after all runs."""
+def table_request(study: Study, sources: Mapping[str, DataSource], tried: Iterable[Cell]) -> str:
+    """What `collect` is told; it is checked here, because that step comes after all runs.
+
+    A cell has been tried if one that asks for the same run was.
+    """
+    runs = {cell.run for cell in tried}
     content = {
         "study": msgspec.to_builtins(study),
-        "sources": {name: source.data for name, source in sources.items()},
-        "tried": [number for number, cell in enumerate(cells_of(study, sources)) if cell.name in tried],
+        "sources": {name: source.uri for name, source in sources.items()},
+        "tried": [number for number, cell in enumerate(cells_of(study, sources)) if cell.run in runs],
     }
     return TableRequest.from_plain(content, f"study '{study.name}'").to_json()
 
@@ -94,7 +98,7 @@ def build_study(
 ) -> BaseComponent:
     """Make the pipeline of a study; `parallelism`, or else the profile, says how many cells run at the same time."""
     found = loops(cells)
-    order = table_request(study, sources, {cell.name for loop in found for cell in loop.cells})
+    order = table_request(study, sources, [cell for loop in found for cell in loop.cells])
     pipelines = [
         build_pipeline(loop.scenario, loop.source.classes, json.loads(loop.items[0]), profile) for loop in found
     ]
@@ -116,7 +120,7 @@ def build_study(
             maps = _embed_steps(found, profile)
             for loop, pipeline in zip(found, pipelines, strict=True):
                 with dsl.ParallelFor(loop.items, name=loop.scenario.name, parallelism=at_once) as config:
-                    run = pipeline(data=loop.source.data, config=config, checkpoints=checkpoints, gpus=gpus)
+                    run = pipeline(data=loop.source.uri, config=config, checkpoints=checkpoints, gpus=gpus)
                     run.after(*(maps[key] for key in dict.fromkeys(cell.maps for cell in loop.cells) if key))
 
     return study_pipeline
@@ -124,7 +128,7 @@ def build_study(
 
 def _embed_steps(found: Sequence[Loop], profile: Profile) -> dict[tuple[Any, ...], dsl.PipelineTask]:
     """One embed step for all cells that share their maps; the one that asks for most views stands for the others."""
-    uris = {loop.scenario.dataset: loop.source.data for loop in found}
+    uris = {loop.scenario.dataset: loop.source.uri for loop in found}
     wanted: dict[tuple[Any, ...], Cell] = {}
     for cell in (cell for loop in found for cell in loop.cells if cell.maps):
         wanted[cell.maps] = max(wanted.get(cell.maps, cell), cell, key=lambda cell: cell.views)

@@ -44,7 +44,7 @@ def _arguments(parser: ArgumentParser) -> None:
         help="folder or s3:// of a data set made by 'csc ingest' (digits make themselves); again for another one",
     )
     _subset_arguments(parser)
-    parser.add_argument("--parallel", type=int, metavar="N", help="cells at the same time (default: 1)")
+    parser.add_argument("--parallel", type=int, metavar="N", help="cells at the same time (default: the profile's)")
     parser.add_argument(
         "--profile", help=f"YAML file, or one of {', '.join(PROFILES)} (default: local, with --submit kubeflow)"
     )
@@ -265,7 +265,7 @@ def _run(arguments: Namespace, study: Study, left: Sequence[Cell], profile: Prof
     options = ["--runner", arguments.runner, *(["--verbose"] if arguments.verbose else [])]
     options += ["--profile", arguments.profile] if arguments.profile else []
     make_workdir(workdir)
-    ping_server()  # makes the database, which runs that begin together would all try
+    ping_server()  # fails now, not in every run, if the server is away; makes the database
     with interruptible():
         return run_cells(
             runs,

@@ -28,7 +28,7 @@ __all__ = ["Cell", "DataSource", "Result", "cells", "distinct", "results"]
 class DataSource:
     """A data set that a study may use: its uri, its number of classes, and its fingerprint if it is there yet."""
 
-    data: str
+    uri: str
     classes: int
     fingerprint: str = ""
     note: str = ""  # in what it is not the benchmark whose name it has
@@ -46,7 +46,7 @@ class Cell:
 
     row: Row
     scenario: Scenario
-    seed: int  # of the table; that of the settings is another one where nothing is random
+    seed: int  # of the table; a method without randomness runs with the first seed
     settings: str  # overrides as JSON; what a pipeline is given
     config: Config | None  # all settings; None if they contradict each other
     source: DataSource | None  # the data; None if it is not known
@@ -63,6 +63,11 @@ class Cell:
         if self.config is None or self.source is None or not self.source.fingerprint:
             return ""
         return self.config.run_key(self.scenario.name, self.source.fingerprint, code_version())
+
+    @functools.cached_property
+    def run(self) -> tuple[str, str] | None:
+        """What tells the runs of a study apart: cells that are equal in it share one. None if there can be none."""
+        return None if self.config is None else (self.scenario.name, self.config.fingerprint())
 
     def describes(self, run: ScenarioRun) -> bool:
         """Whether a run of whatever version has the cell's data and settings.
@@ -143,8 +148,8 @@ def distinct(cells: Iterable[Cell]) -> list[Cell]:
     """
     unique: dict[tuple[str, str], Cell] = {}
     for cell in cells:
-        if cell.config is not None:
-            unique.setdefault((cell.scenario.name, cell.config.fingerprint()), cell)
+        if cell.run is not None and not cell.refused:
+            unique.setdefault(cell.run, cell)
     return sorted(unique.values(), key=lambda cell: (-cell.views, cell.seed))
 
 

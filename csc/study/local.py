@@ -26,7 +26,7 @@ def command_of(cell: Cell, workdir: str, options: Sequence[str] = ()) -> list[st
     settings = json.loads(cell.settings)
     method, seed = settings.pop("method"), settings.pop("seed")
     words = ["run", cell.scenario.name, "--method", method, "--seed", str(seed), "--workdir", workdir]
-    words += ["--data", cell.source.data] if cell.source else []
+    words += ["--data", cell.source.uri] if cell.source else []
     for key, value in flatten(settings):
         words += ["--set", f"{key}={setting_text(value)}"]
     return [sys.executable, "-m", "csc", *words, *options]

@@ -19,6 +19,7 @@ from kfp import dsl
 from kfp.kubernetes import kubernetes_executor_config_pb2
 from kfp.pipeline_spec import pipeline_spec_pb2
 
+from csc.artifacts import TableRequest
 from csc.cli import _parser, main
 from csc.cli.run import overrides_of
 from csc.components.collect.component import collect
@@ -212,11 +213,19 @@ def test_a_run_of_more_steps_than_a_cluster_can_hold_is_refused_with_a_way_out()
         split_into_pipelines(cells(study, SOURCES))
 
 
+def test_a_cell_was_tried_if_the_run_that_it_shares_with_another_was():
+    study = Study("mine", "Mine", (Row("Ridge", "ridge"),), ("voc-b0c4",), seeds=(0, 1))
+    asked = cells(study, SOURCES)
+    order = TableRequest.from_json(table_request(study, SOURCES, distinct(asked)))
+    assert len(distinct(asked)) == 1
+    assert order.tried == (0, 1)
+
+
 def test_collect_writes_the_tables_of_what_is_finished(voc, tmp_path, monkeypatch):
     monkeypatch.setattr(cells_module, "finished_runs", lambda scenario: [])
     study = read_study("figure3").subset(seeds=[0])
     sources = {"voc": DataSource(str(voc), 20)}
-    order = table_request(study, sources, {cell.name for cell in cells(study, sources)[:1]})
+    order = table_request(study, sources, cells(study, sources)[:1])
     made = {
         "page": dsl.HTML(uri=str(tmp_path / "page")),
         "table": dsl.Markdown(uri=str(tmp_path / "table")),
@@ -410,7 +419,7 @@ def test_the_command_of_a_cell_asks_for_just_its_run(name):
         words = command_of(cell, "work", ["--runner", "subprocess"])[3:]
         arguments = _parser().parse_args(words)
         assert resolve(cell.scenario.dataset, overrides_of(arguments)) == cell.config
-        assert (arguments.scenario, arguments.data) == (cell.scenario.name, cell.source.data)
+        assert (arguments.scenario, arguments.data) == (cell.scenario.name, cell.source.uri)
         assert (arguments.workdir, arguments.runner) == ("work", "subprocess")
 
 

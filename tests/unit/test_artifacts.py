@@ -28,7 +28,7 @@ from csc.data.views import View
 from csc.errors import BadData, CscError
 from csc.pipelines.study import table_request
 from csc.steps.collect import collect
-from csc.study.cells import DataSource
+from csc.study.cells import DataSource, cells
 from csc.study.spec import Row, Study
 from tests.trained import metrics, record
 
@@ -115,7 +115,7 @@ SOURCES = {"voc": DataSource("s3://bucket/voc", 20)}
 
 
 def test_the_order_of_a_study_survives_being_a_parameter():
-    order = TableRequest.from_json(table_request(STUDY, SOURCES, {"voc-b0c4 · LwF · seed 0"}))
+    order = TableRequest.from_json(table_request(STUDY, SOURCES, cells(STUDY, SOURCES)[1:]))
     assert order.study_as(Study) == STUDY
     assert (order.sources, order.tried) == ({"voc": "s3://bucket/voc"}, (1,))
 
@@ -135,7 +135,7 @@ def test_an_order_that_breaks_its_contract_is_refused_before_anything_is_written
     change: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(DataSource, "open", lambda uri: DataSource(uri, 20))
-    order = json.loads(table_request(STUDY, SOURCES, {"voc-b0c4 · LwF · seed 0"})) | change
+    order = json.loads(table_request(STUDY, SOURCES, cells(STUDY, SOURCES)[1:])) | change
     with pytest.raises(BadData, match=f"^parameter order: {said}") as caught:
         collect(json.dumps(order), *(str(tmp_path / name) for name in ("page", "table", "files")))
     assert len(str(caught.value).splitlines()) == 1
@@ -144,7 +144,7 @@ def test_an_order_that_breaks_its_contract_is_refused_before_anything_is_written
 
 def test_an_order_that_collect_would_refuse_is_refused_before_its_runs():
     with pytest.raises(BadData, match=r"study 'mine': 'Mine\\x1b\[2J' has control characters"):
-        table_request(msgspec.structs.replace(STUDY, title="Mine\x1b[2J"), SOURCES, set())
+        table_request(msgspec.structs.replace(STUDY, title="Mine\x1b[2J"), SOURCES, [])
 
 
 def test_a_number_that_is_not_finite_is_never_written(tmp_path: Path):
