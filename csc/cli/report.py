@@ -20,20 +20,16 @@ def _arguments(parser: ArgumentParser) -> None:
 def _report(arguments: Namespace) -> int:
     output = local_path(arguments.output) if arguments.output else None
     tracked_workdir(arguments.workdir)
-    from csc.report.page import run_page
-    from csc.report.table import text_table
-    from csc.tracking.files import fetch_evidence
-    from csc.tracking.old_classes import fetch_old_classes
-    from csc.tracking.tracked_run import find_run, max_entropy_pair
+    from csc.steps.report import RunReport
+    from csc.tracking.tracked_run import find_run
 
     found = find_run(arguments.run)
     if found.registered_task is None:
         raise BadData(f"run {found.name}: no task is finished yet, so there is nothing to report")
     page = output or local_path(arguments.workdir) / f"{page_name(found.scenario, found.config)}.html"
-    evidence, old_classes = fetch_evidence(found.run_id), fetch_old_classes(found.run_id)
-    run = found.registered_task.run
-    write_bytes(page, run_page(run, evidence, max_entropy_pair(found.run_id), old_classes).encode())
-    print(f"{text_table(run)}\n\nreport    {page}")
+    report = RunReport.fetch(found.registered_task)
+    write_bytes(page, report.page().encode())
+    print(f"{report.text()}\n\nreport    {page}")
     return 0
 
 

@@ -23,6 +23,7 @@ def run_page(
     evidence: Sequence[Evidence] = (),
     max_entropy: Mapping[str, RunResults] = {},
     old_classes: Metrics | None = None,
+    model: str = "",
 ) -> str:
     """Return the page of a run.
 
@@ -31,6 +32,7 @@ def run_page(
         evidence: of its tasks, as far as there is any; the last must be that of the last task to be used.
         max_entropy: the run and another that differs only in max-entropy, by name, the one without it first.
         old_classes: of an extended model, its metrics on images that label the classes it knew before.
+        model: the name that its models are registered by, for the command that makes the run again.
     """
     usable = evidence if evidence and evidence[-1].facts.task == run.last.task else ()
     pictures = Pictures()
@@ -43,7 +45,7 @@ def run_page(
         "Label graph": sections.label_graph(usable),
         "Memory": sections.memory(usable, pictures),
         "Training": sections.training(usable),
-        "Make it again": sections.recipe(run, usable),
+        "Make it again": sections.recipe(run, usable, model),
     }
     shown = {name: part for name, part in parts.items() if part}
     links = "".join(f'<a href="#{_anchor(name)}">{name}</a>' for name in shown)

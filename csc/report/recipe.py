@@ -28,13 +28,16 @@ def compared_settings(run: RunResults, facts: TaskFacts) -> list[tuple[str, str,
     ]
 
 
-def command(run: RunResults, facts: TaskFacts) -> str:
-    """The command that makes the run again, from the same data with the same code."""
+def command(run: RunResults, facts: TaskFacts, model: str = "") -> str:
+    """The command that makes the run again, from the same data with the same code.
+
+    `model` is the name that its models are registered by: an extended one keeps that of the model it was made from.
+    """
     scenario = Scenario.parse(run.scenario)
     words = ["csc", "run", run.scenario]
     if scenario.added:
-        extended = f"models:/{replace(scenario, added=()).name}-{run.method}@task-{run.last.task - 1:02d}"
-        words = ["csc", "extend", extended]
+        model = model or f"{replace(scenario, added=()).name}-{run.method}"
+        words = ["csc", "extend", f"models:/{model}@task-{run.last.task - 1:02d}"]
     words += ["--method", run.method, "--seed", str(run.seed)]
     if scenario.added or scenario.dataset != "digits":  # which make themselves
         words += ["--data", facts.data]

@@ -191,8 +191,8 @@ def training(evidence: Sequence[Evidence]) -> str:
     return f"<h2>Training</h2>{shown}<h3>Time</h3>{html_table(head, rows, 'tasks')}"
 
 
-def recipe(run: RunResults, evidence: Sequence[Evidence]) -> str:
-    """The command, the settings and the versions."""
+def recipe(run: RunResults, evidence: Sequence[Evidence], model: str) -> str:
+    """The command, the settings and the versions; `model` is the name that the run's models are registered by."""
     if not evidence:
         return ""
     facts = evidence[-1].facts
@@ -205,7 +205,7 @@ def recipe(run: RunResults, evidence: Sequence[Evidence]) -> str:
     versions = " ".join(f"<span>{escape(k)} <b>{escape(v)}</b></span>" for k, v in facts.packages.items() if v)
     return f"""<h2>Make it again</h2>
 <p>The same data and code give the same numbers, whatever machine of the same kind runs them.</p>
-<div class="copy"><pre>{escape(command(run, facts))}</pre></div>
+<div class="copy"><pre>{escape(command(run, facts, model))}</pre></div>
 <h3>Settings that differ</h3>
 {settings}
 <h3>Versions</h3>

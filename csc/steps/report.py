@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from csc.artifacts import RegisteredTask, RunResults
+from csc.artifacts import Metrics, RegisteredTask, RunResults
 from csc.data.evidence import Evidence
 from csc.report.figures import curve, task_matrix
 from csc.report.page import run_page
@@ -23,7 +23,38 @@ from csc.tracking.views import FIGURES
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["report"]
+__all__ = ["RunReport", "report"]
+
+
+class RunReport(NamedTuple):
+    """What there is to show of a run: its results, and what its tasks have kept in the tracking store."""
+
+    final: RegisteredTask  # of the last task
+    evidence: Sequence[Evidence]
+    old_classes: Metrics | None  # what an extended model reaches on the classes that it knew before
+
+    @classmethod
+    def fetch(cls, final: RegisteredTask) -> "RunReport":
+        """Fetch what the tasks have kept."""
+        run_id = final.model.parent_run_id
+        return cls(final, fetch_evidence(run_id), fetch_old_classes(run_id))
+
+    def page(self) -> str:
+        """The page of the run."""
+        pair = max_entropy_pair(self.final.model.parent_run_id)
+        return run_page(self.final.run, self.evidence, pair, self.old_classes, self.final.model.name)
+
+    def markdown(self) -> str:
+        """The table, for documents."""
+        return markdown_table(self.final.run) + self._appendix
+
+    def text(self) -> str:
+        """The table, for a terminal."""
+        return text_table(self.final.run) + self._appendix
+
+    @property
+    def _appendix(self) -> str:
+        return f"\n\n{old_classes_text(self.old_classes)}" if self.old_classes else ""
 
 
 @with_retries
@@ -34,18 +65,14 @@ def report(registered: str, page_out: str, table_out: str) -> str:
     figures and a note.
     """
     final = RegisteredTask.read(registered)
-    run_id = final.model.parent_run_id
-    evidence, old_classes = fetch_evidence(run_id), fetch_old_classes(run_id)
-    appendix = f"\n\n{old_classes_text(old_classes)}" if old_classes else ""
-    page = run_page(final.run, evidence, max_entropy_pair(run_id), old_classes)
-    table = markdown_table(final.run) + appendix
+    run_id, found = final.model.parent_run_id, RunReport.fetch(final)
+    page, table, shown = found.page(), found.markdown(), found.text()
     write_bytes(page_out, page.encode())
     write_bytes(table_out, table.encode())
     files = {"report.html": page, "results.json": json.dumps(final.to_plain(), indent=1)}
-    keep_figures(run_id, _figures(final.run, evidence), final.run.last.task)
+    keep_figures(run_id, _figures(final.run, found.evidence), final.run.last.task)
     note = run_note(final.run, table, final.model.uri)
     finish_scenario(run_id, final.run.summary, final.run.last.task, files, note)
-    shown = text_table(final.run) + appendix
     print(shown)
     return shown
 

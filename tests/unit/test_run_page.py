@@ -220,6 +220,8 @@ def test_the_recipe_names_what_differs_from_the_method_and_how_to_run_it(made: "
     extended = msgspec.structs.replace(made.run, scenario="digits-b0c4+2")
     begin = "csc extend models:/digits-b0c4-csc@task-02 --method csc --seed 0 --data "
     assert command(extended, facts).startswith(begin)
+    begin = "csc extend models:/digits-b0c4-lwf@task-02 --method csc "  # the model that it extends keeps its name
+    assert command(extended, facts, "digits-b0c4-lwf").startswith(begin)
 
 
 def test_a_heat_map_is_clearest_where_the_model_looks():
