@@ -28,7 +28,7 @@ from csc.data.augment import CUTOUT_COLOUR, GREY, OPERATIONS, PROBABILITY, augme
 from csc.data.decode import decode
 from csc.data.ingest.images import scaled_down
 from csc.data.loading import image_batches, workers_for
-from csc.data.order import Draw
+from csc.data.order import BatchRows
 from csc.data.views import View
 from csc.errors import CscError
 from csc.nets.backbone import build_backbone
@@ -89,7 +89,7 @@ def _pipelines(jpegs: Sequence[bytes], reduced: Sequence[bytes] = ()) -> Result:
         view = _view(reduced or jpegs, ROWS, Path(folder))
 
         def ours(rows: range) -> Callable[[], object]:
-            plan = [(0, [[Draw(rows)]] * (ROUNDS + 1))]  # one epoch: nothing is kept; one loader, as in training
+            plan = [(0, [BatchRows(rows)] * (ROUNDS + 1))]  # one epoch: nothing is kept; one loader, as in training
             return partial(next, image_batches(view, plan, seed=0, size=SIZE, augment=True, workers=0))
 
         def plain(rows: range) -> None:
@@ -155,7 +155,7 @@ def _waiting(jpegs: Sequence[bytes]) -> Result:
     with tempfile.TemporaryDirectory() as folder:
         view = _view(jpegs, 1000 * BATCH, Path(folder))
         workers = workers_for("auto", torch.device("cpu"))
-        plan = [(0, [[Draw(rows)] for rows in _batches(view)])]  # one epoch: nothing that is kept in memory helps
+        plan = [(0, [BatchRows(rows) for rows in _batches(view)])]  # one epoch: nothing that is kept in memory helps
         batches = image_batches(view, plan, seed=0, size=NETWORK_SIZE, augment=True, workers=workers)
         started = time.perf_counter()
         while time.perf_counter() < started + SECONDS:

@@ -19,7 +19,7 @@ from csc.config import methods as all_methods
 from csc.config.layers import method_class
 from csc.config.schema import Config
 from csc.data.loading import Batch, Batches
-from csc.data.order import Draw
+from csc.data.order import BatchRows, Draw
 from csc.data.views import View
 from csc.methods import build_head, registered
 from csc.nets.backbone import build_backbone
@@ -94,8 +94,8 @@ class _Case:
         )
         trainer._train_mode()
         batch = Batch(self.images, self.targets, self.rows)
-        draws = [Draw(range(BATCH))] * (1 + self.replay_batches)
-        return lambda: trainer._update(Batches(batch for _ in range(1)), [draws])
+        rows = BatchRows(range(BATCH), (Draw(range(BATCH), 1),) * self.replay_batches)
+        return lambda: trainer._update(Batches(batch for _ in range(1)), [rows])
 
     def limit(self) -> Work:
         """The passes of the networks alone, in the same memory format."""

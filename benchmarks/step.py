@@ -24,7 +24,7 @@ from benchmarks import Result, interleaved
 from csc.config import resolve
 from csc.config.schema import Config
 from csc.data.loading import Batch, Batches
-from csc.data.order import Draw
+from csc.data.order import BatchRows
 from csc.data.views import View
 from csc.methods import build_head
 from csc.methods.csc import CigcnSettings
@@ -129,7 +129,7 @@ class _Case:
         trainer._train_mode()
         images = self.images.contiguous(memory_format=torch.channels_last)  # as the loader makes them
         batch = Batch(images, self.targets[:, : old + NEW], torch.arange(size))
-        return lambda: trainer._update(Batches(batch for _ in range(1)), [[Draw(range(size))]])
+        return lambda: trainer._update(Batches(batch for _ in range(1)), [BatchRows(range(size))])
 
     def limit(self, *, prior: bool) -> Work:
         """The passes of the backbone alone."""

@@ -30,16 +30,19 @@ DECISIVE = (
     "steps/train.py",
     "training/*",
 )
-# In the same folders, but they only say or show something, refuse settings, or share out the work.
+# In the same folders, but they only say, show, store or refuse something, or share out the work.
 _NOT_DECISIVE = (
     "config/checks.py",
     "config/describe.py",
+    "data/cache.py",
     "data/cores.py",
     "data/evidence.py",
     "data/progress.py",
     "data/published.py",
     "nets/activation.py",
+    "training/finite.py",
     "training/inspection.py",
+    "training/stopping.py",
 )
 
 

@@ -7,7 +7,7 @@ workers gives the same batches, and a resumed epoch the same as the first try.
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from csc.data.augment import Pixels, augment
 from csc.data.cores import cores
 from csc.data.decode import decode
-from csc.data.order import Draw, Plan, rows_and_draws
+from csc.data.order import BatchRows, Plan
 from csc.data.shards import ImageShards
 from csc.data.views import View
 from csc.errors import BadData, CscError
@@ -40,7 +40,7 @@ MOST_WORKERS = 8  # processes; at 224 pixels they make about 3,000 images per se
 KEPT_BYTES = 256 << 20  # decoded images that may stay in memory from one epoch to the next
 
 Workers = int | Literal["thread"]
-BatchKey = tuple[int, Sequence[Draw]]  # an epoch, and the rows of a batch in it
+BatchKey = tuple[int, BatchRows]  # an epoch, and the rows of a batch in it
 
 
 @dataclass
@@ -88,7 +88,7 @@ class Batches(Iterator[Batch]):
 
 
 class _Images:
-    """A map from (epoch, draws) to a batch: what a thread or the processes of a data loader run.
+    """A map from (epoch, rows) to a batch: what a thread or the processes of a data loader run.
 
     With `keep`, decoded images stay in memory for the next epoch, should all of them fit.
     """
@@ -113,14 +113,14 @@ class _Images:
 
         First all are decoded, then all are augmented: code that stays in the processor's caches runs faster.
         """
-        epoch, draws = key
-        rows, numbers = rows_and_draws(draws)
+        epoch, shown = key
+        rows = shown.rows
         images = torch.empty((len(rows), self.size, self.size, 3), dtype=torch.uint8)
         pixels = images.numpy()
         for target, row in zip(pixels, rows, strict=True):
             target[...] = self._image(row)
         if self.augment:
-            for target, row, number in zip(pixels, rows, numbers, strict=True):
+            for target, row, number in zip(pixels, rows, shown.numbers, strict=True):
                 target[...] = augment(target, self._random(epoch, row, number))
         targets = torch.from_numpy(self.targets[rows].astype(np.float32))
         return Batch(images.permute(0, 3, 1, 2), targets, torch.tensor(rows, dtype=torch.int64))
@@ -177,7 +177,7 @@ def image_batches(
     """
     keep = len(plan) > 1 and workers in (0, "thread")  # processes would each keep their own
     images = _Images(view, size, mode, seed, augment=augment, keep=keep)
-    keys = ((epoch, draws) for epoch, batches in plan for draws in batches)
+    keys = ((epoch, batch) for epoch, batches in plan for batch in batches)
     if workers != "thread" and workers > 0:
         return Batches(_from_processes(images, keys, workers, torch.cuda.is_available()))
     return loaded(images.batch, keys, ahead=workers == "thread")
@@ -191,7 +191,7 @@ def loaded(load: Callable[[BatchKey], Batch], keys: Iterable[BatchKey], *, ahead
 
 def _from_processes(images: _Images, keys: Iterable[BatchKey], workers: int, pin: bool) -> Generator[Batch, None, None]:
     loader: DataLoader[Batch | CscError] = DataLoader(
-        images,  # type: ignore[arg-type]  # keys are (epoch, draws)
+        images,  # type: ignore[arg-type]  # keys are (epoch, rows)
         batch_size=None,  # an item is a batch already
         sampler=keys,
         num_workers=workers,

@@ -10,7 +10,7 @@ import torch
 
 from csc.data.features import FeatureShards, read_features
 from csc.data.loading import Batch, Batches, BatchKey, loaded
-from csc.data.order import Plan, rows_and_draws
+from csc.data.order import Plan
 from csc.data.views import View
 
 __all__ = ["map_batches"]
@@ -27,7 +27,7 @@ def map_batches(view: View, uri: str, plan: Plan, seed: int, *, views: int) -> B
         views: from how many augmented views to draw, however many there are; none for the plain one.
     """
     reader = _Reader(view, uri, seed, views)
-    keys = ((epoch, draws) for epoch, batches in plan for draws in batches)
+    keys = ((epoch, batch) for epoch, batches in plan for batch in batches)
     return loaded(reader.batch, keys, ahead=torch.cuda.is_available())
 
 
@@ -52,11 +52,10 @@ class _Reader:
 
     def batch(self, key: BatchKey) -> Batch:
         """The maps of some rows as an epoch shows them: float16 in channels-last memory."""
-        epoch, draws = key
-        shown = self.shown(epoch)
-        rows, numbers = rows_and_draws(draws)
+        epoch, batch = key
+        shown, rows = self.shown(epoch), batch.rows
         maps = torch.empty((len(rows), self.height, self.width, self.channels), dtype=torch.float16)
-        for target, row, number in zip(maps.numpy(), rows, numbers, strict=True):
+        for target, row, number in zip(maps.numpy(), rows, batch.numbers, strict=True):
             view = (shown[row] - 1 + number) % self.views + 1 if self.views else 0  # each draw shows the next view
             target[...] = self.shards[view].map(*self.positions[row])
         return Batch(maps.permute(0, 3, 1, 2), self.targets[rows], torch.tensor(rows, dtype=torch.int64))

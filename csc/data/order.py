@@ -5,28 +5,47 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Draw", "Plan", "draw_exemplars", "epoch_batches", "rows_and_draws", "task_seed"]
+__all__ = ["BatchRows", "Draw", "Plan", "draw_exemplars", "epoch_batches", "task_seed"]
 
 
 @dataclass(frozen=True)
 class Draw:
-    """Rows of a view that come into a batch together.
+    """Exemplars that are drawn together, in addition to a pass over a view.
 
     Attributes:
-        number: 0 in the pass over the view. An exemplar may be drawn several times in an epoch: each draw then has a
-            number of its own, and shows its rows with an augmentation of its own.
+        rows: of the exemplars in the view.
+        number: from 1. An exemplar may be drawn several times in an epoch; each draw shows it with an augmentation of
+            its own.
     """
 
     rows: Sequence[int]
-    number: int = 0
+    number: int
 
 
-Plan = Sequence[tuple[int, Sequence[Sequence[Draw]]]]  # of each epoch its number and its batches
+@dataclass(frozen=True)
+class BatchRows:
+    """Which rows of a view a batch shows: some of a pass over the view, then those of each draw of exemplars."""
+
+    own: Sequence[int]
+    draws: tuple[Draw, ...] = ()
+
+    @property
+    def parts(self) -> list[Sequence[int]]:
+        """The rows of the pass, and those of each draw."""
+        return [self.own, *(draw.rows for draw in self.draws)]
+
+    @property
+    def rows(self) -> list[int]:
+        """All rows, one after the other."""
+        return [row for part in self.parts for row in part]
+
+    @property
+    def numbers(self) -> list[int]:
+        """Of each row the number of its draw, 0 in the pass over the view."""
+        return [0] * len(self.own) + [draw.number for draw in self.draws for _ in draw.rows]
 
 
-def rows_and_draws(draws: Sequence[Draw]) -> tuple[list[int], list[int]]:
-    """The rows of a batch, one after the other, and of each the number of its draw."""
-    return [row for draw in draws for row in draw.rows], [draw.number for draw in draws for _ in draw.rows]
+Plan = Sequence[tuple[int, Sequence[BatchRows]]]  # of each epoch its number and its batches
 
 
 def task_seed(seed: int, task: int) -> int:

@@ -1,7 +1,7 @@
 """Statistics replay: what is kept of an old class is the mean and the spread of its features, never an image.
 
 A task of few classes shows only images that hold one of them, so a new class is told apart from its neighbours in the
-task and from nothing else. Features drawn from N(mean, diag std²) of each old class stand for the images that are not
+task and from nothing else. Features sampled from N(mean, diag std²) of each old class stand for the images that are not
 there: they join a batch as images without a new class, and the prior model says which old classes they show.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["draw_features", "with_statistics"]
+__all__ = ["sample_features", "with_statistics"]
 
 
 def with_statistics(state: Mapping[str, Tensor], members: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -33,9 +33,9 @@ def with_statistics(state: Mapping[str, Tensor], members: Sequence[Tensor]) -> d
     }
 
 
-def draw_features(state: Mapping[str, Tensor], count: int) -> Tensor:
-    """Features (count, D), each of an old class drawn at random among those that had images."""
+def sample_features(state: Mapping[str, Tensor], count: int) -> Tensor:
+    """Features (count, D), each of an old class chosen at random among those that had images."""
     classes = state["statistics.images"].nonzero()[:, 0]
-    drawn = classes[torch.randint(len(classes), (count,))]
-    mean, std = state["statistics.mean"][drawn], state["statistics.std"][drawn]
+    chosen = classes[torch.randint(len(classes), (count,))]
+    mean, std = state["statistics.mean"][chosen], state["statistics.std"][chosen]
     return (mean + std * torch.randn(mean.shape)).float()

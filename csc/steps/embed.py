@@ -201,7 +201,7 @@ class _Embedding:
     def _maps(self, shards: list[pa.Table], view: int, bar: Bar) -> Iterator[Iterator[Maps]]:
         """The maps of each shard, batch by batch; one loader runs through all of them and never waits at a border."""
         from csc.data.loading import image_batches, workers_for
-        from csc.data.order import Draw
+        from csc.data.order import BatchRows
 
         settings = self.settings
         parts = [
@@ -210,7 +210,7 @@ class _Embedding:
         ]
         batches = image_batches(
             unlabelled(self.dataset, pa.concat_tables(shards)),
-            [(view, [[Draw(rows)] for shard in parts for rows in shard])],
+            [(view, [BatchRows(rows) for shard in parts for rows in shard])],
             seed=None,  # the view, shard and row of an image decide what it looks like, not where an earlier try ended
             size=settings.input.size,
             mode=settings.input.decode,

@@ -110,7 +110,7 @@ def learn(config: str, split: str, train_view: str, out: str, prior: str, checkp
             task=task.index,
             title=f"task {task.index}/{task.total}",
             checkpoint_file=_checkpoint(keep, task.index),
-            origin=f"{start.card.initialisation.get('sha256')} {start.card.prior_fingerprint}",
+            lineage=f"{start.card.initialisation.get('sha256')} {start.card.prior_fingerprint}",
             frozen_parameters=start.frozen_parameters,
             moments=start.moments,
             features=features,
@@ -132,12 +132,12 @@ def learn(config: str, split: str, train_view: str, out: str, prior: str, checkp
             return
         with atomic_folder(Path(out)) as folder:
             if settings.release_quirks.persist_optimizer:
-                save_moments(trainer.optimizer, start.network, folder / MOMENTS)
+                save_moments(trainer.optimizer, trainer.network, folder / MOMENTS)
             if trainer.method.state:
                 save_tensors(trainer.method.state, folder / METHOD_STATE)
             if memory is not None:
                 write_memory(memory, folder / MEMORY)
-            save_network(start.network, card, folder)
+            save_network(trainer.network, card, folder)
             Training(train_view, len(view), seconds, installed(), log).write(folder / TRAINING_LOG)
 
 

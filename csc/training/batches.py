@@ -7,7 +7,7 @@ import torch
 from csc.config.schema import Config
 from csc.data.loading import Batches, image_batches, workers_for
 from csc.data.maps import map_batches
-from csc.data.order import Draw, Plan
+from csc.data.order import BatchRows, Plan
 from csc.data.views import View
 
 __all__ = ["load_batches", "plain_batches"]
@@ -17,7 +17,7 @@ def plain_batches(
     view: View, batches: Sequence[Sequence[int]], config: Config, features: str, device: torch.device
 ) -> Batches:
     """Batches of the given rows, without augmentation."""
-    return load_batches(view, [(0, [[Draw(rows)] for rows in batches])], config, features, device)
+    return load_batches(view, [(0, [BatchRows(rows) for rows in batches])], config, features, device)
 
 
 def load_batches(

@@ -70,7 +70,7 @@ def _old_thresholds(
         prior = for_inference(network, objective.config, objective.device)
     before = read_card(prior_folder).thresholds
     kept = [before[name] for name in objective.classes[: confidences.shape[1]]]
-    predicted = _sigmoid(examples.outputs(prior, rows).numpy()) > np.array(kept)
+    predicted = _sigmoid(examples.apply(prior, rows).numpy()) > np.array(kept)
     again = best_thresholds(confidences, predicted)
     return [new if found.any() else old for new, old, found in zip(again, kept, predicted.T, strict=True)]
 

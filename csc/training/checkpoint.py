@@ -23,13 +23,13 @@ from csc.model import save_tensors
 from csc.storage import atomic_file, regular_file
 from csc.training.optimiser import laid_out_like
 
-__all__ = ["Checkpoint", "EpochLog", "Position"]
+__all__ = ["Checkpoint", "EpochLog", "ResumePoint"]
 
 EpochLog = dict[str, float]
 
 
 @dataclass
-class Position:
+class ResumePoint:
     """How far training has come."""
 
     log: list[EpochLog] = field(default_factory=list)  # one entry per finished epoch
@@ -54,7 +54,7 @@ class Checkpoint:
     scheduler: LRScheduler | None
     scaler: torch.amp.GradScaler
 
-    def save(self, position: Position) -> None:
+    def save(self, position: ResumePoint) -> None:
         """Keep the state after an update."""
         tensors = {f"network.{name}": value for name, value in self.network.state_dict().items()}
         tensors |= {f"terms.{name}": value for name, value in position.terms.items()}
@@ -77,24 +77,24 @@ class Checkpoint:
         with atomic_file(self.path) as temporary:
             save_tensors(tensors, temporary, {"csc": text, "sha256": _digest(text, tensors)})
 
-    def restore(self) -> Position:
+    def restore(self) -> ResumePoint:
         """Resume from the file, if it is there and of this run and task; a damaged one is a BadModel."""
         try:
             metadata, tensors = self._read()
         except FileNotFoundError:
-            return Position()
+            return ResumePoint()
         if metadata.get("key") != self.key:
-            return Position()
+            return ResumePoint()
         try:
             return self._load_state(metadata, tensors)
         except torch.OutOfMemoryError:
             raise
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-            # Some of it may be in place by now, so that nobody may begin again with it.
+            # Part of the state may be restored by now, so this process must not train on.
             reason = " ".join(f"{type(error).__name__} {error}".split())[:300]
             raise BadData(f"{self.path}: a checkpoint of something else ({reason}); remove it to begin again") from None
 
-    def _load_state(self, metadata: dict[str, Any], tensors: dict[str, Tensor]) -> Position:
+    def _load_state(self, metadata: dict[str, Any], tensors: dict[str, Tensor]) -> ResumePoint:
         self.network.load_state_dict(_below(tensors, "network."))
         self._restore_optimizer(_below(tensors, "optimizer."), metadata["groups"])
         if self.scheduler:
@@ -106,7 +106,7 @@ class Checkpoint:
             torch.cuda.set_rng_state(tensors["random.cuda"])
         device = next(self.network.parameters()).device
         terms = {name: tensors[f"terms.{name}"].to(device) for name in metadata["terms"]}
-        return Position(metadata["log"], metadata["updates"], terms)
+        return ResumePoint(metadata["log"], metadata["updates"], terms)
 
     def _read(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """What the file holds, if its bytes are those that were written."""

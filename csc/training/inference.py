@@ -12,7 +12,7 @@ from csc.nets.network import Network
 from csc.training.batches import plain_batches
 from csc.training.device import for_inference
 
-__all__ = ["confidences", "outputs"]
+__all__ = ["apply_to_rows", "confidences"]
 
 
 def confidences(
@@ -24,11 +24,11 @@ def confidences(
     """
     group = group or single_process()
     scorer = for_inference(network, config, group.device)
-    for rows, logits in outputs(scorer, view, range(len(view)), config, features, group):
+    for rows, logits in apply_to_rows(scorer, view, range(len(view)), config, features, group):
         yield rows, logits.sigmoid()
 
 
-def outputs(
+def apply_to_rows(
     function: Callable[[Tensor], Tensor], view: View, rows: Sequence[int], config: Config, features: str, group: Group
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """What a function of images returns for some rows of a view, batch by batch: (rows, float32 values).

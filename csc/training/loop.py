@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from csc.config.schema import Config
 from csc.data.loading import Batches
-from csc.data.order import Draw
+from csc.data.order import BatchRows
 from csc.data.progress import Progress
 from csc.data.views import View
 from csc.distributed.group import Group, no_sync, single_process
@@ -22,7 +22,7 @@ from csc.nets.head import Head
 from csc.nets.network import Network
 from csc.replay.memory import Memory
 from csc.storage import atomic_file
-from csc.training.checkpoint import Checkpoint, EpochLog, Position
+from csc.training.checkpoint import Checkpoint, EpochLog, ResumePoint
 from csc.training.device import Precision, for_inference, to_device
 from csc.training.examples import Examples
 from csc.training.finite import FiniteWatch
@@ -45,7 +45,7 @@ class Trainer:
     task: int
     title: str  # how the progress line names the task
     checkpoint_file: Path  # file that keeps the state between epochs
-    origin: str = ""  # of the network and the prior; a checkpoint of another origin is not resumed
+    lineage: str = ""  # of the network and the prior; a checkpoint of another lineage is not resumed
     frozen_parameters: tuple[str, ...] = ()  # that must not learn (grown layers under the release's quirk)
     moments: Path | None = None  # of the task before to start with (under the release's quirk)
     features: str = ""  # uri of cached feature maps that replace the images
@@ -65,7 +65,7 @@ class Trainer:
         self.examples = Examples(config, self.view, self.task, self.memory, replays, self.features, self.group)
         self.closed_form_head = self.network.head if self.method.solves else None
         if self.closed_form_head is not None and not self.backbone_is_frozen:
-            # The backbone learns under a plain head; the one that is solved for comes after it.
+            # The backbone is trained under a linear head; `_solve` puts the closed-form head in its place.
             self.network.head = HEADS["linear"].build(config, self.network.backbone.channels, (self.new,))
         self.group.sync_batch_norms(self.network)
         to_device(self.network, config, device)
@@ -76,7 +76,7 @@ class Trainer:
         self.optimizer = make_optimizer(self.network, config.train, rate)
         if self.moments is not None:
             inherit_moments(self.optimizer, self.network, self.moments)
-        self.updates_per_epoch = -(-len(self.examples.epoch_draws(0)) // config.train.accumulate)
+        self.updates_per_epoch = -(-len(self.examples.epoch_rows(0)) // config.train.accumulate)
         self.scheduler = make_schedule(self.optimizer, config.train, config.train.epochs * self.updates_per_epoch)
         self.precision = Precision.of(config, device)
         networks = self.network, self.prior
@@ -85,7 +85,7 @@ class Trainer:
         )
         self.watch = FiniteWatch(device)
         view = self.examples.view
-        key = config.fingerprint(view.fingerprint, self.origin, str(self.task), *view.classes)
+        key = config.fingerprint(view.fingerprint, self.lineage, str(self.task), *view.classes)
         moving = self.network, self.optimizer, self.scheduler, self.precision.scaler
         self.checkpoint = Checkpoint(self.checkpoint_file, key, *moving)
 
@@ -114,7 +114,7 @@ class Trainer:
         with stop_request() as request:
             for epoch in epochs:
                 terms, speed = self._epoch(batches, progress, position, request)
-                position = Position([*position.log, {**terms, "loss": sum(terms.values()), **speed}])
+                position = ResumePoint([*position.log, {**terms, "loss": sum(terms.values()), **speed}])
                 if self.group.is_main:
                     self.checkpoint.save(position)
                     progress.epoch(epoch, terms)
@@ -122,7 +122,7 @@ class Trainer:
         return position.log
 
     def _epoch(
-        self, batches: Batches, progress: Progress, position: Position, request: StopRequest
+        self, batches: Batches, progress: Progress, position: ResumePoint, request: StopRequest
     ) -> tuple[EpochLog, EpochLog]:
         """One pass over the view, or the rest of one: the mean of each term, and how fast it went.
 
@@ -131,12 +131,12 @@ class Trainer:
         self._train_mode()
         epoch, images = len(position.log), 0
         started, waited = time.monotonic(), batches.waited
-        order, accumulate = self.examples.epoch_draws(epoch), self.config.train.accumulate
+        order, accumulate = self.examples.epoch_rows(epoch), self.config.train.accumulate
         updates = [order[start : start + accumulate] for start in range(0, len(order), accumulate)]
         self.watch = FiniteWatch(self.group.device, skipped=position.updates)
         for update in updates[position.updates :]:
             position.add(self._update(batches, update))
-            shown = sum(len(draws[0].rows) for draws in update)
+            shown = sum(len(rows.own) for rows in update)
             images += shown
             if self.watch.is_due():
                 self._check_finite(epoch, updates)
@@ -151,19 +151,16 @@ class Trainer:
         waiting = (batches.waited - waited) / seconds
         return terms, {"images_per_second": images / seconds, "waiting": waiting}
 
-    def _update(self, batches: Batches, update: list[list[Draw]]) -> dict[str, Tensor]:
-        """One update from one batch, or from several that are accumulated; return the terms, still on the device.
-
-        `update` has the rows of the task in each batch, and those of each draw from the memory.
-        """
+    def _update(self, batches: Batches, update: list[BatchRows]) -> dict[str, Tensor]:
+        """One update from one batch, or from several that are accumulated; return the terms, still on the device."""
         scaler = self.precision.scaler
         self.optimizer.zero_grad(set_to_none=True)
         total: dict[str, Tensor] = {}
-        images = sum(len(draws[0].rows) for draws in update)
-        for index, draws in enumerate(update):
-            batch, share = next(batches).to(self.group.device), len(draws[0].rows) / images
+        images = sum(len(rows.own) for rows in update)
+        for index, rows in enumerate(update):
+            batch, share = next(batches).to(self.group.device), len(rows.own) / images
             with no_sync(self.objective.learner, unless=index == len(update) - 1):
-                terms = self.objective.terms(batch, draws, [*update[:index], *update[index + 1 :]])
+                terms = self.objective.terms(batch, rows, [*update[:index], *update[index + 1 :]])
                 loss = torch.stack(list(terms.values())).sum() * share
                 scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             for name, value in terms.items():
@@ -203,12 +200,12 @@ class Trainer:
             self.on_epoch(epoch, log)
         return log
 
-    def _restore(self) -> Position:
+    def _restore(self) -> ResumePoint:
         """How far an earlier try came, with its state in place; a damaged checkpoint is reported and not used."""
         try:
             position = self.checkpoint.restore()
         except BadModel as error:
-            position = Position()
+            position = ResumePoint()
             if self.group.is_main:
                 print(f"{self.title} starts again: {error}", flush=True)
         if not self.group.agree(len(position.log) * self.updates_per_epoch + position.updates):
@@ -216,7 +213,7 @@ class Trainer:
             raise BadData(f"{file}: not seen alike by all processes; put it where all nodes can read it")
         return position
 
-    def _stop(self, position: Position) -> NoReturn:
+    def _stop(self, position: ResumePoint) -> NoReturn:
         """Save what the next try resumes from and end the process; all processes do so after the same update."""
         if self.group.is_main:
             self.checkpoint.save(position)
@@ -225,14 +222,14 @@ class Trainer:
         self.group.any(flag=False)  # no process leaves before the checkpoint is written
         raise SystemExit(STOPPED)
 
-    def _check_finite(self, epoch: int, updates: list[list[list[Draw]]]) -> None:
+    def _check_finite(self, epoch: int, updates: list[list[BatchRows]]) -> None:
         """End the training if a loss or gradient was not a number; the images of that update are listed in a file."""
-        found = self.watch.found()
-        if found is None:
+        not_finite = self.watch.found()
+        if not_finite is None:
             return
-        what, number, rate = found
+        what, number, rate = not_finite
         file = self.checkpoint_file.with_suffix(".not-finite.txt")
-        rows = [row for draws in updates[number] for draw in draws for row in draw.rows]
+        rows = [row for batch in updates[number] for row in batch.rows]
         if self.group.is_main:
             with atomic_file(file) as temporary:
                 ids = self.examples.view.table["image_id"].take(rows).to_pylist()

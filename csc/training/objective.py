@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from csc.config.schema import Config
 from csc.data.loading import Batch
-from csc.data.order import Draw
+from csc.data.order import BatchRows
 from csc.errors import BadConfig, BadModel
 from csc.methods.base import LossInputs, Method, Replay
 from csc.nets.ci_gcn import CIGCN
 from csc.nets.correlation import statistical_cm
 from csc.nets.network import Network, Outputs
-from csc.replay.statistics import draw_features
+from csc.replay.statistics import sample_features
 from csc.training.batches import plain_batches
 from csc.training.device import Precision
 from csc.training.examples import Examples
@@ -50,10 +50,10 @@ class Objective:
         self.learner = self.group.learner(cast(nn.Module, compiled))  # averages gradients over processes
         self._prior_logits: Tensor | None = None
         self._exemplar_labels = ExemplarLabels.of(self.examples, self.new)
-        self.draws_features = self.config.statistics.replay and self.prior is not None
-        if self.draws_features and self.group.world > 1:
+        self.samples_features = self.config.statistics.replay and self.prior is not None
+        if self.samples_features and self.group.world > 1:
             raise BadConfig("statistics.replay=true: works in one process only; set train.processes=1")
-        if self.draws_features and "statistics.mean" not in self.method.state:
+        if self.samples_features and "statistics.mean" not in self.method.state:
             raise BadModel("statistics.replay=true: the prior model has no statistics; train it with this setting, too")
 
     @property
@@ -68,7 +68,7 @@ class Objective:
         if self.prior is not None and fixed and not self.needs_intermediates:
             self._prior_logits = self.logits_of_prior()
         if self._exemplar_labels is not None and self.config.memory.relabel != "none":
-            of_exemplars = self.examples.outputs(cast(Network, self.prior), self.examples.exemplars)
+            of_exemplars = self.examples.apply(cast(Network, self.prior), self.examples.exemplars)
             self._exemplar_labels.relabel(of_exemplars > 0, by_learner=self.config.memory.relabel == "both")
         self.method.begin(self)
         if any(name == "statistical_cm" for name, _ in self.network.head.named_buffers()):
@@ -77,11 +77,11 @@ class Objective:
     def logits_of_prior(self) -> Tensor:
         """What the prior model says of every training image without augmentation, exemplars included."""
         assert self.prior is not None
-        return self.examples.outputs(self.prior, range(len(self.examples.view))).to(self.device)
+        return self.examples.apply(self.prior, range(len(self.examples.view))).to(self.device)
 
     def logits(self, rows: Sequence[int]) -> Tensor:
         """What the network says now of some training images, without augmentation."""
-        return self.examples.outputs(self.network.eval(), rows)
+        return self.examples.apply(self.network.eval(), rows)
 
     def pooled_features(self) -> Tensor:
         """The pooled last maps of the task's own images (rows, channels)."""
@@ -99,14 +99,14 @@ class Objective:
         def under_mask(column: int, rows: Sequence[int]) -> Tensor:
             if not rows:
                 return torch.zeros(0, head.channels)
-            return self.examples.outputs(lambda images: head.masked(network.features(images), column), rows)
+            return self.examples.apply(lambda images: head.masked(network.features(images), column), rows)
 
         return [under_mask(self.old + c, images.nonzero()[:, 0].tolist()) for c, images in enumerate(present)]
 
     def features(self, pool: Callable[[Tensor], Tensor]) -> Tensor:
         """What a function of the last maps gives for the task's own images (rows, …), in evaluation mode."""
         network = self.network.eval()
-        return self.examples.outputs(lambda images: pool(network.features(images)), range(self.examples.task_rows))
+        return self.examples.apply(lambda images: pool(network.features(images)), range(self.examples.task_rows))
 
     def labels(self) -> Tensor:
         """Labels of the task's own images (rows, n), zero where they are unknown."""
@@ -127,20 +127,20 @@ class Objective:
         for batch in plain_batches(examples.view, parts, self.config, examples.features, self.device):
             yield batch.to(self.device)
 
-    def terms(self, batch: Batch, draws: Sequence[Draw], others: Sequence[Sequence[Draw]] = ()) -> dict[str, Tensor]:
+    def terms(self, batch: Batch, rows: BatchRows, others: Sequence[BatchRows] = ()) -> dict[str, Tensor]:
         """The loss terms of a batch, the same in all processes.
 
         Args:
             batch: this process's shard: rows of the task, then those of each draw from the memory.
-            draws: the same rows of all processes.
+            rows: the same rows of all processes.
             others: those of all other batches of an accumulated update.
         """
-        sizes = [len(draw.rows) for draw in draws]
-        share = sizes[0] / (sizes[0] + sum(len(other[0].rows) for other in others))
+        sizes = [len(part) for part in rows.parts]
+        share = sizes[0] / (sizes[0] + sum(len(other.own) for other in others))
         own = [len(self.group.shard(range(size))) for size in sizes]
         with self.precision.autocast:
-            outputs, prior, drawn = self._outputs(batch, own[0])
-            learner = outputs if drawn is None else outputs.rows(slice(sum(own)))
+            outputs, prior, samples = self._forward(batch, own[0])
+            learner = outputs if samples is None else outputs.rows(slice(sum(own)))
             distances = self._distances(learner.rows(slice(own[0])), prior)
 
         def gather(values: Tensor) -> list[Tensor]:
@@ -153,29 +153,29 @@ class Objective:
         known: Tensor | None = None
         replays: tuple[Replay, ...] = ()
         if (labels := self._exemplar_labels) is not None:
-            rows = gather(batch.rows)
-            targets = [labels.fill_in(*given) for given in zip(targets, logits, rows, strict=True)]
-            of_update = [self._with_others(shown, [other[i].rows for other in others]) for i, shown in enumerate(rows)]
+            shown = gather(batch.rows)
+            targets = [labels.fill_in(*part) for part in zip(targets, logits, shown, strict=True)]
+            of_update = [self._with_others(part, [other.parts[i] for other in others]) for i, part in enumerate(shown)]
             replays = tuple(
-                Replay(logits[i], targets[i], labels.known[update], labels.logits[rows[i]], labels.stored[update])
+                Replay(logits[i], targets[i], labels.known[update], labels.logits[shown[i]], labels.stored[update])
                 for i, update in enumerate(of_update)
                 if i > 0
             )
             known = labels.known[of_update[0]] if self.config.memory.replay == "concat" else None
         inputs = LossInputs(logits[0], targets[0], self.new, prior_logits, known, per_image, replays, share)
         terms = self.method.loss(inputs) | self.method.penalty(self.network)
-        if drawn is not None:
-            loss = self._loss_of_drawn(outputs.rows(slice(sum(own), None)), drawn, share)
+        if samples is not None:
+            loss = self._loss_of_samples(outputs.rows(slice(sum(own), None)), samples, share)
             terms["drawn"] = self.config.statistics.weight * loss
         return terms
 
     def _distances(self, learner: Outputs, prior: Outputs | None) -> dict[str, Tensor]:
         return self.method.distances(learner, prior) if self.needs_intermediates else {}
 
-    def _loss_of_drawn(self, learner: Outputs, drawn: Tensor, share: float) -> Tensor:
-        """The method's loss of the features drawn for old classes, as of images without a new class."""
+    def _loss_of_samples(self, learner: Outputs, samples: Tensor, share: float) -> Tensor:
+        """The method's loss of the features sampled for old classes, as of images without a new class."""
         with self.precision.autocast:
-            prior = self._compute_prior(drawn)
+            prior = self._compute_prior(samples)
             distances = {name: values.float() for name, values in self._distances(learner, prior).items()}
         logits = learner.logits.float()
         inputs = LossInputs(
@@ -189,19 +189,19 @@ class Objective:
             return rows
         return torch.cat([rows, torch.tensor([row for other in others for row in other], device=self.device)])
 
-    def _outputs(self, batch: Batch, own: int) -> tuple[Outputs, Outputs | None, Tensor | None]:
-        """The learner's outputs on all images and drawn features; the prior's on the task's images; the features."""
+    def _forward(self, batch: Batch, own: int) -> tuple[Outputs, Outputs | None, Tensor | None]:
+        """The learner's outputs on all images and sampled features; the prior's on the task's images; the features."""
         images = batch.images
         if self.backbone_is_frozen:
             with torch.no_grad():
                 images = self.network.features(images)
         prior = self._prior_outputs(images[:own], batch.rows[:own])  # first, so that its memory is free for the learner
-        drawn = None
-        if self.draws_features:
-            features = draw_features(self.method.state, own)[:, :, None, None].to(images)
-            drawn = features.expand(-1, -1, *images.shape[2:])  # maps that are the same at all positions
-            images = torch.cat([images, drawn])  # in one pass: batch-norms see both
-        return _as_outputs(self.learner(images, self.needs_intermediates)), prior, drawn
+        samples = None
+        if self.samples_features:
+            features = sample_features(self.method.state, own)[:, :, None, None].to(images)
+            samples = features.expand(-1, -1, *images.shape[2:])  # maps that are the same at all positions
+            images = torch.cat([images, samples])  # in one pass: batch-norms see both
+        return _as_outputs(self.learner(images, self.needs_intermediates)), prior, samples
 
     def _prior_outputs(self, images: Tensor, rows: Tensor) -> Outputs | None:
         """What the prior model says, if there is one: looked up where it is known, else computed."""
@@ -214,7 +214,7 @@ class Objective:
         intermediates = self.needs_intermediates
         with torch.no_grad(), torch.inference_mode(not intermediates):
             answer = _as_outputs(self._prior_network(images, intermediates))
-        return answer if intermediates else _as_outputs(answer.logits.clone())  # the graph takes no inference tensor
+        return answer if intermediates else _as_outputs(answer.logits.clone())  # autograd refuses inference tensors
 
     def _count_correlations(self) -> None:
         """Fill the head's statistical matrix from the task's labels and the prior model's scores."""

@@ -56,11 +56,11 @@ def make_optimizer(network: nn.Module, settings: TrainSettings, rate: float) -> 
     )
 
 
-def make_schedule(optimizer: Optimizer, settings: TrainSettings, steps: int) -> LRScheduler | None:
-    """One cycle over all steps of a task, or none for a constant rate."""
+def make_schedule(optimizer: Optimizer, settings: TrainSettings, updates: int) -> LRScheduler | None:
+    """One cycle over all updates of a task, or none for a constant rate."""
     if settings.schedule == "constant":
         return None
-    total, warm_up = max(steps, 2), settings.pct_start
+    total, warm_up = max(updates, 2), settings.pct_start
     if any(math.isclose(warm_up * total, end) for end in (1, total)):
         warm_up -= 1e-6  # a phase of no length would divide by zero
     rates = [group["lr"] for group in optimizer.param_groups]
@@ -73,7 +73,7 @@ def save_moments(optimizer: Optimizer, network: nn.Module, path: Path) -> None:
     moments = {
         f"{names[id(parameter)]}:{key}": torch.as_tensor(value)
         for parameter, state in optimizer.state.items()
-        if id(parameter) in names  # a head that a closed form replaced is gone
+        if id(parameter) in names  # not those of a head that a closed form has replaced
         for key, value in state.items()
     }
     save_tensors(moments, path)

@@ -18,7 +18,7 @@ from csc.errors import CscError
 from csc.model import load_network, load_tensors, read_card
 from csc.replay.memory import Memory, read_memory, write_memory
 from csc.scenario import Scenario
-from csc.training.checkpoint import Checkpoint, Position, _digest
+from csc.training.checkpoint import Checkpoint, ResumePoint, _digest
 from tests.bad_input.recipes import check_line, follow, parameters, recipes
 from tests.trained import DIGITS, trained, write_registered
 from tests.unit.training.bench import SCENARIO, saved_model, settings
@@ -47,7 +47,7 @@ def _checkpoint(folder: Path) -> None:
     made = keeper(folder / "checkpoint")
     made.network(torch.ones(3)).sum().backward()
     made.optimizer.step()
-    made.save(Position([{"loss": 1.0}]))
+    made.save(ResumePoint([{"loss": 1.0}]))
 
 
 def _signed_again(folder: Path) -> None:

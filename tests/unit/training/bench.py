@@ -14,7 +14,7 @@ from csc.config import parse_overrides, resolve
 from csc.config.layers import method_class
 from csc.config.schema import Config
 from csc.data.loading import Batches, Workers, image_batches
-from csc.data.order import Draw
+from csc.data.order import BatchRows
 from csc.data.views import View
 from csc.errors import CscError
 from csc.methods import build_head
@@ -52,7 +52,7 @@ def first_rows(view: View, rows: int) -> View:
 
 def plain(view: View, batches: Sequence[Sequence[int]], *, size: int, workers: Workers, mode: str = "fast") -> Batches:
     """Batches of the given rows, without augmentation."""
-    plan = [(0, [[Draw(rows)] for rows in batches])]
+    plan = [(0, [BatchRows(rows) for rows in batches])]
     return image_batches(view, plan, seed=0, size=size, augment=False, workers=workers, mode=mode)
 
 

@@ -34,7 +34,7 @@ from csc.data.ingest.digits import ingest_digits
 from csc.data.ingest.writer import WriteOptions
 from csc.data.loading import image_batches
 from csc.data.maps import map_batches
-from csc.data.order import Draw
+from csc.data.order import BatchRows
 from csc.data.scores import write_scores
 from csc.data.views import View
 from csc.errors import BadConfig, BadData, BadModel
@@ -100,7 +100,7 @@ def test_maps_are_what_the_backbone_sees(data: str, views: dict[int, View]):
     images = next(plain(views[2], [range(ROWS)], size=config.input.size, workers=0)).images
     with torch.inference_mode():
         expected = network.features(images)
-    found = next(map_batches(views[2], features, [(0, [[Draw(range(ROWS))]])], 0, views=1))
+    found = next(map_batches(views[2], features, [(0, [BatchRows(range(ROWS))])], 0, views=1))
     assert found.images.dtype == torch.float16
     assert found.images.is_contiguous(memory_format=torch.channels_last)
     assert tuple(found.images.shape[1:]) == card.shape
@@ -139,7 +139,7 @@ def test_the_network_that_embeds_is_folded_and_the_weights_next_to_the_maps_are_
     images = next(plain(views[1], [range(ROWS)], size=32, workers=0)).images
     with torch.inference_mode():
         expected = network.features(images)
-    found = next(map_batches(views[1], features, [(0, [[Draw(range(ROWS))]])], 0, views=0)).images
+    found = next(map_batches(views[1], features, [(0, [BatchRows(range(ROWS))])], 0, views=0)).images
     torch.testing.assert_close(found.float(), expected, **HALF)
 
 
@@ -164,7 +164,7 @@ def test_augmented_views_are_maps_of_augmented_images(data: str, views: dict[int
     shard, row = (views[1].table[name][3].as_py() for name in ("shard", "row"))
     whole = unlabelled(Dataset.open(data), Dataset.open(data).labels().drop_columns("labels"))
     batch = next(
-        image_batches(whole, [(2, [[Draw([row])]])], seed=shard, size=config.input.size, augment=True, workers=0)
+        image_batches(whole, [(2, [BatchRows([row])])], seed=shard, size=config.input.size, augment=True, workers=0)
     )
     with torch.inference_mode():
         expected = network.features(batch.images)[0].permute(1, 2, 0)
@@ -190,7 +190,7 @@ def test_one_loader_makes_a_view_and_the_position_of_an_image_decides_its_augmen
     network = Network(build_backbone(config.backbone), torch.nn.Identity(), card.mean, card.std).eval()
     for shard in range(3):
         rows = unlabelled(sharded, table.slice(24 * shard, 24))
-        plan = [(1, [[Draw(range(16))], [Draw(range(16, 24))]])]
+        plan = [(1, [BatchRows(range(16)), BatchRows(range(16, 24))])]
         batches = image_batches(rows, plan, seed=shard, size=config.input.size, augment=True, workers=0)
         with torch.inference_mode():
             expected = torch.cat([network.features(batch.images).permute(0, 2, 3, 1) for batch in batches])
@@ -200,7 +200,7 @@ def test_one_loader_makes_a_view_and_the_position_of_an_image_decides_its_augmen
 
 def test_training_draws_from_the_augmented_views_and_changes_them_by_epoch(data: str, views: dict[int, View]):
     features = embedded(data, "input.augment=true", "features.views=3")
-    plan = [(epoch, [[Draw(range(ROWS))]]) for epoch in range(2)]
+    plan = [(epoch, [BatchRows(range(ROWS))]) for epoch in range(2)]
     first, second = (batch.images for batch in map_batches(views[1], features, plan, 7, views=3))
     plain = next(map_batches(views[1], features, plan, 7, views=0)).images
     again = next(map_batches(views[1], features, plan, 7, views=3)).images
@@ -477,7 +477,7 @@ def test_a_step_refuses_to_embed_without_being_asked_to(data: str):
 
 def test_maps_that_are_not_there_are_named(tmp_path: Path, views: dict[int, View]):
     with pytest.raises(BadData, match=r"features\.json") as error:
-        map_batches(views[1], str(tmp_path), [(0, [[Draw([0, 1])]])], 0, views=0)
+        map_batches(views[1], str(tmp_path), [(0, [BatchRows([0, 1])])], 0, views=0)
     assert one_line(error)
     (tmp_path / CARD).write_text(json.dumps({"key": "x"}))
     with pytest.raises(BadData, match="embed again"):

@@ -42,7 +42,7 @@ def test_it_is_one_line_with_the_images_of_the_update_in_a_file(bench: Bench, wh
         f"task: the {what} is not a number in epoch 2, update 3 of 5, at a learning rate of 0.002; "
         f"its images are listed in {listed}; lower train.lr_base or set train.clip=1"
     )
-    rows = trainer.examples.epoch_draws(1)[2][0].rows
+    rows = trainer.examples.epoch_rows(1)[2].own
     assert listed.read_text().splitlines() == bench.views[1].table["image_id"].take(rows).to_pylist()
     assert reported == [0]
     kept = bench.trainer(settings(*CONFIG, f"train.clip={clip}")).checkpoint.restore()

@@ -18,7 +18,7 @@ from benchmarks.load import LARGEST_DIFFERENCE, MEAN_DIFFERENCE, _photograph, _v
 from csc.data import loading
 from csc.data.decode import _scaled, decode
 from csc.data.loading import Batch, Batches, Workers, image_batches, workers_for
-from csc.data.order import Draw, Plan, draw_exemplars, epoch_batches
+from csc.data.order import BatchRows, Draw, Plan, draw_exemplars, epoch_batches
 from csc.data.views import View
 from csc.errors import BadData
 from csc.training.inference import confidences
@@ -39,7 +39,7 @@ WAYS: list[Workers] = [0, "thread", 2]
 
 
 def plan_of(epochs: range, seed: int = 0, rows: int = ROWS) -> Plan:
-    return [(epoch, [[Draw(batch)] for batch in epoch_batches(rows, 8, seed, epoch)]) for epoch in epochs]
+    return [(epoch, [BatchRows(batch) for batch in epoch_batches(rows, 8, seed, epoch)]) for epoch in epochs]
 
 
 def load(
@@ -131,14 +131,14 @@ def test_a_last_batch_of_one_image_is_left_out(count: int, sizes: list[int], shu
 
 
 def test_each_draw_shows_an_image_in_its_own_way_and_always_in_the_same(views: dict[int, View]):
-    def shown(*draws: Draw) -> Batch:
-        return next(image_batches(views[1], [(0, [draws])], seed=0, size=32, augment=True, workers=0))
+    def shown(own: list[int], *draws: Draw) -> Batch:
+        return next(image_batches(views[1], [(0, [BatchRows(own, draws)])], seed=0, size=32, augment=True, workers=0))
 
-    batch = shown(Draw([3, 4]), Draw([3, 4], 1), Draw([4, 3], 2))
+    batch = shown([3, 4], Draw([3, 4], 1), Draw([4, 3], 2))
     assert batch.rows.tolist() == [3, 4, 3, 4, 4, 3]
     assert torch.equal(batch.targets[0], batch.targets[5])
     assert len({image.numpy().tobytes() for image in batch.images}) == 6
-    assert torch.equal(shown(Draw([4], 2)).images[0], batch.images[4])
+    assert torch.equal(shown([], Draw([4], 2)).images[0], batch.images[4])
 
 
 def test_exemplars_are_drawn_without_repetition_and_each_draw_has_its_number():

@@ -11,7 +11,7 @@ from csc.data.loading import Batch
 from csc.replay.memory import Memory
 from csc.replay.update import update
 from csc.scenario import Task
-from csc.training.checkpoint import Checkpoint, EpochLog, Position
+from csc.training.checkpoint import Checkpoint, EpochLog, ResumePoint
 from csc.training.device import Precision
 from csc.training.loop import Trainer
 from csc.training.optimiser import laid_out_like
@@ -113,7 +113,7 @@ def test_half_precision_is_scaled_and_a_step_that_overflows_is_left_out(bench: B
 
 def _one_update(trainer: Trainer) -> None:
     trainer._train_mode()
-    trainer._update(trainer.examples.batches(range(1)), trainer.examples.epoch_draws(0)[:1])
+    trainer._update(trainer.examples.batches(range(1)), trainer.examples.epoch_rows(0)[:1])
 
 
 @pytest.mark.filterwarnings("ignore:.*CUDA is not available")
@@ -128,16 +128,16 @@ def test_a_gpu_that_only_emulates_bfloat16_takes_float16(
 def test_a_checkpoint_of_a_machine_that_scales_nothing_is_taken_up_where_scaling_is_needed(bench: Bench):
     network = nn.Linear(2, 1)
     parts = bench.folder / "any", "key", network, torch.optim.Adam(network.parameters()), None
-    Checkpoint(*parts, torch.amp.GradScaler("cpu", enabled=False)).save(Position([{"loss": 1.0}]))
-    assert Checkpoint(*parts, torch.amp.GradScaler("cpu")).restore() == Position([{"loss": 1.0}])
+    Checkpoint(*parts, torch.amp.GradScaler("cpu", enabled=False)).save(ResumePoint([{"loss": 1.0}]))
+    assert Checkpoint(*parts, torch.amp.GradScaler("cpu")).restore() == ResumePoint([{"loss": 1.0}])
 
 
-def test_a_checkpoint_of_another_origin_is_not_taken_up(bench: Bench):
+def test_a_checkpoint_of_another_lineage_is_not_resumed(bench: Bench):
     config = settings("train.epochs=1")
     reported: list[int] = []
 
-    def train(origin: str) -> None:
-        bench.trainer(config, origin=origin, on_epoch=lambda epoch, log: reported.append(epoch)).run()
+    def train(lineage: str) -> None:
+        bench.trainer(config, lineage=lineage, on_epoch=lambda epoch, log: reported.append(epoch)).run()
 
     train("weights")
     train("weights")

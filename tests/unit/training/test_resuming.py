@@ -22,7 +22,7 @@ from csc.steps.build_dataset import build_dataset
 from csc.steps.ingest import ingest
 from csc.steps.split_labels import split_labels
 from csc.steps.train import train
-from csc.training.checkpoint import Checkpoint, EpochLog, Position
+from csc.training.checkpoint import Checkpoint, EpochLog, ResumePoint
 from csc.training.loop import Trainer
 from tests.trained import write_registered
 from tests.unit.training.bench import (
@@ -149,7 +149,7 @@ def test_no_flipped_bit_of_a_checkpoint_goes_unnoticed(tmp_path: Path):
     network(torch.ones(1, 3)).sum().backward()
     moving[1].step()
     keeper = Checkpoint(tmp_path / "checkpoint", "key", *moving)
-    keeper.save(Position([{"loss": 1.0}], 2, {"ce": torch.tensor(0.5)}))
+    keeper.save(ResumePoint([{"loss": 1.0}], 2, {"ce": torch.tensor(0.5)}))
     whole = keeper.path.read_bytes()
     header = 8 * (8 + int.from_bytes(whole[:8], "little"))
     random = np.random.default_rng(0)
@@ -162,7 +162,7 @@ def test_no_flipped_bit_of_a_checkpoint_goes_unnoticed(tmp_path: Path):
         with contextlib.suppress(BadModel):
             position = keeper.restore()
             accepted += 1
-            assert position == Position() or (position.log, position.updates) == ([{"loss": 1.0}], 2)
+            assert position == ResumePoint() or (position.log, position.updates) == ([{"loss": 1.0}], 2)
             assert changed(before, network) == set()
     assert accepted <= 1  # spaces at the end of the header say nothing
 

@@ -8,7 +8,7 @@ import torch
 from csc.config import resolve
 from csc.errors import BadConfig, BadModel
 from csc.nets.ci_gcn import CIGCN
-from csc.replay.statistics import draw_features, with_statistics
+from csc.replay.statistics import sample_features, with_statistics
 from tests.unit.training.bench import Bench, first_rows, fresh_network, grown_network, one_line, settings
 
 ON = ("backbone.frozen=true", "statistics.replay=true", "train.epochs=1")
@@ -39,11 +39,11 @@ def test_each_class_keeps_the_mean_and_the_spread_of_its_own_images():
 def test_drawn_features_have_the_statistics_of_classes_that_had_images():
     state = with_statistics({}, members_of())
     torch.manual_seed(0)
-    drawn = draw_features(state, 4000)
+    drawn = sample_features(state, 4000)
     expected = state["statistics.mean"][:2].mean(0).float()
     torch.testing.assert_close(drawn.mean(0), expected, rtol=0, atol=0.15)
     torch.manual_seed(0)
-    assert torch.equal(draw_features(state, 4000), drawn)
+    assert torch.equal(sample_features(state, 4000), drawn)
 
 
 @pytest.mark.parametrize("name", ["lwf", "csc", "agcn", "krt"])
