@@ -23,7 +23,7 @@ from benchmarks import Result, interleaved
 from csc.data.dataset import Dataset
 from csc.data.ingest.coco import COCO_CLASSES, ingest_coco
 from csc.data.ingest.coco_annotations import AnnotationFile, read_annotations
-from csc.data.ingest.images import ImageRecord
+from csc.data.ingest.images import ListedImage
 from csc.data.ingest.source import Source
 from csc.data.ingest.writer import WriteOptions, label_table
 from csc.data.views import test_view, train_view, write_view
@@ -57,7 +57,7 @@ def ingest() -> list[Result]:
     ]  # fmt: skip
 
 
-def _listing(root: Path) -> tuple[ImageRecord, ...]:
+def _listing(root: Path) -> tuple[ListedImage, ...]:
     with Source(root) as files:
         folders = (PurePosixPath("train2014"),)
         found = AnnotationFile(PurePosixPath("annotations/instances_train2014.json"), "train", folders)

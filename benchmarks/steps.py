@@ -25,7 +25,7 @@ from csc.artifacts import Metrics, Origin, RegisteredTask, Training
 from csc.config import resolve
 from csc.data.dataset import Dataset, card_digest
 from csc.data.ingest.coco import COCO_CLASSES
-from csc.data.ingest.images import ImageRecord
+from csc.data.ingest.images import ListedImage
 from csc.data.ingest.writer import label_table
 from csc.data.scores import Scores, write_scores
 from csc.data.views import read_view
@@ -106,7 +106,7 @@ def make_labels(folder: Path, train: int, test: int) -> Dataset:
     for split, images in (("train", train), ("test", test)):
         for row, drawn in enumerate(rng.integers(0, len(COCO_CLASSES), (images, LABELS)).tolist()):
             labels = tuple(sorted({COCO_CLASSES[index] for index in drawn}))
-            listing.append(ImageRecord(f"{split}-{row:012d}", split, labels, (), ""))
+            listing.append(ListedImage(f"{split}-{row:012d}", split, labels, (), ""))
     folder.mkdir()
     pq.write_table(label_table(tuple(listing)), folder / "labels.parquet")
     info = {

@@ -16,7 +16,7 @@ from csc.data.shards import ImageShards
 def main(uri: str, count: int, out: Path) -> None:
     """Write the images and a CSV file of their labels."""
     dataset = Dataset.open(uri)
-    chosen, shards = set(dataset.classes[:count]), ImageShards(dataset.images)
+    chosen, shards = set(dataset.classes[:count]), ImageShards(dataset.shards_uri)
     (out / "images").mkdir(parents=True)
     rows = [("image", "labels", "split")]
     for image in dataset.labels().to_pylist():

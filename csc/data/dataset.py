@@ -83,8 +83,8 @@ class Dataset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return local_path(self.uri)
 
     @property
-    def images(self) -> str:
-        """The address of the image shards: all that training may see of the data set."""
+    def shards_uri(self) -> str:
+        """The uri of the image shards: all that training may see of the data set."""
         return join(self.uri, "images")
 
     def labels(self) -> "pa.Table":

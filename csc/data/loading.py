@@ -87,14 +87,14 @@ class Batches(Iterator[Batch]):
         self._source.close()
 
 
-class _Images:
-    """A map from (epoch, rows) to a batch: what a thread or the processes of a data loader run.
+class _ImageBatches:
+    """Makes the batch of an epoch and its rows, in a thread or in the processes of a data loader.
 
     With `keep`, decoded images stay in memory for the next epoch, should all of them fit.
     """
 
     def __init__(self, view: View, size: int, mode: str, seed: int | None, *, augment: bool, keep: bool) -> None:
-        self.shards = ImageShards(view.images)
+        self.shards = ImageShards(view.shards_uri)
         self.positions = view.positions()
         self.targets = view.targets()
         self.size, self.mode, self.seed, self.augment = size, mode, seed, augment
@@ -176,11 +176,11 @@ def image_batches(
         mode: of `csc.data.decode`.
     """
     keep = len(plan) > 1 and workers in (0, "thread")  # processes would each keep their own
-    images = _Images(view, size, mode, seed, augment=augment, keep=keep)
+    source = _ImageBatches(view, size, mode, seed, augment=augment, keep=keep)
     keys = ((epoch, batch) for epoch, batches in plan for batch in batches)
     if workers != "thread" and workers > 0:
-        return Batches(_from_processes(images, keys, workers, torch.cuda.is_available()))
-    return loaded(images.batch, keys, ahead=workers == "thread")
+        return Batches(_from_processes(source, keys, workers, torch.cuda.is_available()))
+    return loaded(source.batch, keys, ahead=workers == "thread")
 
 
 def loaded(load: Callable[[BatchKey], Batch], keys: Iterable[BatchKey], *, ahead: bool) -> Batches:
@@ -189,9 +189,11 @@ def loaded(load: Callable[[BatchKey], Batch], keys: Iterable[BatchKey], *, ahead
     return Batches(_from_thread(pinned, keys) if ahead else (pinned(key) for key in keys))
 
 
-def _from_processes(images: _Images, keys: Iterable[BatchKey], workers: int, pin: bool) -> Generator[Batch, None, None]:
+def _from_processes(
+    source: _ImageBatches, keys: Iterable[BatchKey], workers: int, pin: bool
+) -> Generator[Batch, None, None]:
     loader: DataLoader[Batch | CscError] = DataLoader(
-        images,  # type: ignore[arg-type]  # keys are (epoch, rows)
+        source,  # type: ignore[arg-type]  # keys are (epoch, rows)
         batch_size=None,  # an item is a batch already
         sampler=keys,
         num_workers=workers,

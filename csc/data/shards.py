@@ -167,8 +167,8 @@ def _sha256(path: Path, _changed: int) -> str:
 class ImageShards:
     """Random access to the encoded images of a data set, from any number of threads and processes."""
 
-    def __init__(self, images: str | Path) -> None:
-        self._files = ShardFiles(images, "jpeg", INGEST_AGAIN)
+    def __init__(self, uri: str | Path) -> None:
+        self._files = ShardFiles(uri, "jpeg", INGEST_AGAIN)
 
     def jpeg(self, shard: int, row: int) -> memoryview:
         """The encoded bytes of one image, without a copy."""

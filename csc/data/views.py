@@ -37,7 +37,7 @@ class View:
 
     table: pa.Table  # image_id, shard, row, labels: list<int16>
     classes: tuple[str, ...]
-    images: str  # the address of the shards
+    shards_uri: str
     fingerprint: str
     note: str = ""  # in what the data set is not the benchmark whose name it has
 
@@ -125,7 +125,7 @@ def _view(dataset: Dataset, split: str, shown: Sequence[str], seen: Sequence[str
     members = table.filter(from_numpy(is_member)).select(["image_id", "shard", "row"])
     labels = pa.ListArray.from_arrays(from_numpy(offsets), from_numpy(indices))
     shown_rows = members.append_column("labels", pa.chunked_array([labels]))
-    return View(shown_rows, tuple(seen), dataset.images, dataset.fingerprint, benchmark_note(dataset))
+    return View(shown_rows, tuple(seen), dataset.shards_uri, dataset.fingerprint, benchmark_note(dataset))
 
 
 def _pairs(column: pa.ChunkedArray, classes: Sequence[str]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -151,7 +151,7 @@ class _Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def write_view(view: View, path: Path) -> None:
     """Write a view as Parquet; classes, image address, data fingerprint and a digest go into the file's metadata."""
-    metadata = _Metadata(view.classes, view.images, view.fingerprint, view.note)
+    metadata = _Metadata(view.classes, view.shards_uri, view.fingerprint, view.note)
     metadata = msgspec.structs.replace(metadata, digest=_digest(view.table, metadata))
     with atomic_file(path) as temporary:
         pq.write_table(view.table.replace_schema_metadata({_METADATA_KEY: msgspec.json.encode(metadata)}), temporary)

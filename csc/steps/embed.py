@@ -243,7 +243,7 @@ class _Embedding:
 def unlabelled(dataset: Dataset, rows: pa.Table) -> View:
     """Some rows of a data set as a view that shows no labels."""
     labels = pa.nulls(len(rows), pa.list_(pa.int16())).fill_null([])
-    return View(rows.append_column("labels", labels), (), dataset.images, dataset.fingerprint)
+    return View(rows.append_column("labels", labels), (), dataset.shards_uri, dataset.fingerprint)
 
 
 def _shards(table: pa.Table) -> int:

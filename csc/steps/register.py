@@ -51,7 +51,7 @@ def register(
     name = prior_task.model.name if prior_task is not None else model_name(card.scenario, card.method)
     kept_back = _kept_back(card.settings().register, numbers.mAP, comparable)
     registered = register_version(tracker, logged, model_fingerprint, name, kept_back)
-    tracker.log_scenario(tracked, view.images)
+    tracker.log_scenario(tracked, view.shards_uri)
     task = RegisteredTask(registered, results)
     keep_registered_task(tracker, task)
     for file, kept_as in ((evidence, EVIDENCE), (scores, SCORES)):

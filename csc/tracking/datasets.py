@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 __all__ = ["data_set", "task_view"]
 
 
-def data_set(card: ModelCard, uri: str) -> "DatasetInput":
-    """The data set that a scenario is run on, whose images are at a uri."""
-    return _input(Scenario.parse(card.scenario).dataset, card.data_fingerprint[:16], uri, {})
+def data_set(card: ModelCard, shards_uri: str) -> "DatasetInput":
+    """The data set that a scenario is run on, with the uri of its image shards."""
+    return _input(Scenario.parse(card.scenario).dataset, card.data_fingerprint[:16], shards_uri, {})
 
 
 def task_view(card: ModelCard, context: str, path: str, rows: int) -> "DatasetInput":

@@ -270,10 +270,10 @@ class Tracker:
             results = [metric for metric in results if metric.key not in known]
             self.client.log_batch(self.task_run.info.run_id, metrics=losses + results)
 
-    def log_scenario(self, metrics: Mapping[str, float], data: str) -> None:
+    def log_scenario(self, metrics: Mapping[str, float], shards_uri: str) -> None:
         """Log the task's metrics with the scenario's run, at step = task, unless they are there; and what tasks share.
 
-        `data` is the uri of the images.
+        `shards_uri` is noted as the data of the run.
         """
         from mlflow.entities import Metric
 
@@ -283,7 +283,7 @@ class Tracker:
             if task not in {point.step for point in history}:  # all of a step are logged in one call
                 points = [Metric(key, value, begun, task) for key, value in metrics.items()]
                 self.client.log_batch(self.scenario_run_id, metrics=points)
-            self._log_inputs(self.scenario_run_id, [data_set(self.card, data)])
+            self._log_inputs(self.scenario_run_id, [data_set(self.card, shards_uri)])
             self.client.log_dict(self.scenario_run_id, self.card.settings().tree(), "config.yaml")
 
     def finish(self, note: str) -> None:

@@ -143,7 +143,7 @@ class _Pictures:
     """Thumbnails of a view's images."""
 
     def __init__(self, view: View) -> None:
-        self.ids, self.shards = view.table["image_id"].to_pylist(), ImageShards(view.images)
+        self.ids, self.shards = view.table["image_id"].to_pylist(), ImageShards(view.shards_uri)
         self.positions = view.positions()
         self._made: dict[int, bytes] = {}
 
@@ -198,7 +198,7 @@ def _facts(
         threshold=card.settings().threshold,
         thresholds=list(card.thresholds.values()) if card.calibration else [],
         settings=differences(Scenario.parse(card.scenario).dataset, card.settings()),
-        data=view.images.removesuffix("/images"),
+        data=view.shards_uri.removesuffix("/images"),
         packages=training.packages,
         epochs=training.epochs,
         train_images=training.images,

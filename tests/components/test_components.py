@@ -186,7 +186,7 @@ def test_a_registered_model_takes_images_whatever_it_was_trained_on(chain):
     from csc.serving.predictor import Predictor
 
     view = read_view(chain["test_view-2"].path)
-    shards = ImageShards(Dataset.open(json.loads(chain["origin"])["data"]).images)
+    shards = ImageShards(Dataset.open(json.loads(chain["origin"])["data"]).shards_uri)
     positions = zip(view.table["shard"].to_pylist(), view.table["row"].to_pylist(), strict=True)
     found = Predictor(chain["model-2"].path).confidences([bytes(shards.jpeg(*position)) for position in positions])
     np.testing.assert_allclose(

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from csc.data.dataset import Dataset
-from csc.data.ingest.images import Encoded, ImageRecord, SourceImages
+from csc.data.ingest.images import Encoded, ListedImage, SourceImages
 from csc.data.ingest.source import Source
 from csc.data.ingest.writer import WriteOptions, write_dataset
 from csc.data.shards import ImageShards
@@ -230,7 +230,7 @@ def test_a_source_that_only_reads_never_lists_the_whole_prefix(bucket: str, monk
 
 
 def test_what_grows_below_a_source_is_no_part_of_its_state(bucket: str, tmp_path: Path):
-    rows = [ImageRecord("a", "train", (), (), "a.jpeg")]
+    rows = [ListedImage("a", "train", (), (), "a.jpeg")]
 
     def state() -> str:
         with Source(f"{bucket}/raw") as files:
@@ -290,7 +290,7 @@ def test_raw_data_in_a_bucket_makes_the_same_data_set(bucket: str, tmp_path: Pat
 def animals(bucket: str, tmp_path: Path) -> tuple[Dataset, Dataset]:
     """A data set of four shards: the folder and its copy in a bucket."""
     listing = [
-        ImageRecord(f"{number}", "train" if number < 6 else "test", (CLASSES[number % 3],), (), f"{number}")
+        ListedImage(f"{number}", "train" if number < 6 else "test", (CLASSES[number % 3],), (), f"{number}")
         for number in range(8)
     ]
     here = write_dataset(
@@ -306,7 +306,7 @@ def animals(bucket: str, tmp_path: Path) -> tuple[Dataset, Dataset]:
 
 
 def images(dataset: Dataset) -> list[bytes]:
-    shards = ImageShards(dataset.images)
+    shards = ImageShards(dataset.shards_uri)
     return [bytes(shards.jpeg(row["shard"], row["row"])) for row in dataset.labels().to_pylist()]
 
 
@@ -316,7 +316,7 @@ def cached(tmp_path: Path) -> list[Path]:
 
 def test_a_data_set_in_a_bucket_reads_as_its_folder(animals: tuple[Dataset, Dataset], bucket: str, tmp_path: Path):
     here, there = animals
-    assert (there.uri, there.images) == (f"{bucket}/animals", f"{bucket}/animals/images")
+    assert (there.uri, there.shards_uri) == (f"{bucket}/animals", f"{bucket}/animals/images")
     assert there == Dataset.open(f"{bucket}/animals/")
     assert msgspec.structs.replace(there, uri=here.uri) == here
     assert there.labels().equals(here.labels())
@@ -326,7 +326,7 @@ def test_a_data_set_in_a_bucket_reads_as_its_folder(animals: tuple[Dataset, Data
     assert refusal(lambda: there.path).startswith(f"{bucket}/animals: 's3://' is not possible here")
 
 
-def read_in_a_child(images: str, log: Path, barrier: Any) -> bytes:
+def read_in_a_child(shards_uri: str, log: Path, barrier: Any) -> bytes:
     """Read one image after all children have come here; note each download."""
     import csc.data.cache
 
@@ -339,7 +339,7 @@ def read_in_a_child(images: str, log: Path, barrier: Any) -> bytes:
 
     csc.data.cache.download = noted
     barrier.wait()
-    return bytes(ImageShards(images).jpeg(0, 1))
+    return bytes(ImageShards(shards_uri).jpeg(0, 1))
 
 
 def test_of_several_processes_that_ask_at_once_one_downloads(animals: tuple[Dataset, Dataset], tmp_path: Path):
@@ -347,10 +347,10 @@ def test_of_several_processes_that_ask_at_once_one_downloads(animals: tuple[Data
     context = multiprocessing.get_context("spawn")
     with context.Manager() as manager, context.Pool(3) as pool:
         barrier = manager.Barrier(3)
-        asked = [(there.images, tmp_path / "log", barrier)] * 3
+        asked = [(there.shards_uri, tmp_path / "log", barrier)] * 3
         answers = pool.starmap(read_in_a_child, asked, chunksize=1)
-    assert set(answers) == {bytes(ImageShards(here.images).jpeg(0, 1))}
-    assert (tmp_path / "log").read_text().splitlines() == [f"{there.images}/00000.arrow"]
+    assert set(answers) == {bytes(ImageShards(here.shards_uri).jpeg(0, 1))}
+    assert (tmp_path / "log").read_text().splitlines() == [f"{there.shards_uri}/00000.arrow"]
 
 
 @pytest.mark.parametrize("change", ["other bytes", "cut", "not there"])
@@ -358,17 +358,17 @@ def test_a_shard_that_is_not_what_the_data_set_says_is_refused_and_not_kept(
     change: str, animals: tuple[Dataset, Dataset], tmp_path: Path
 ):
     here, there = animals
-    whole, shard = (here.path / "images/00001.arrow").read_bytes(), f"{there.images}/00001.arrow"
+    whole, shard = (here.path / "images/00001.arrow").read_bytes(), f"{there.shards_uri}/00001.arrow"
     if change == "not there":
         delete(shard)
     else:
         write_bytes(shard, whole[:-9] if change == "cut" else whole[:-9] + b"123456789")
-    shards = ImageShards(there.images)
+    shards = ImageShards(there.shards_uri)
     message = refusal(lambda: shards.jpeg(1, 0))
     assert message.startswith(f"{shard}: ")
     assert not cached(tmp_path)
     write_bytes(shard, whole)
-    assert bytes(shards.jpeg(1, 0)) == bytes(ImageShards(here.images).jpeg(1, 0))
+    assert bytes(shards.jpeg(1, 0)) == bytes(ImageShards(here.shards_uri).jpeg(1, 0))
 
 
 def test_a_small_cache_holds_what_was_asked_for_last(
@@ -377,7 +377,7 @@ def test_a_small_cache_holds_what_was_asked_for_last(
     here, there = animals
     sizes = [path.stat().st_size for path in here.path.glob("images/*.arrow")]
     monkeypatch.setenv("CSC_CACHE_LIMIT_GB", str(2.5 * max(sizes) / 1e9))
-    shards, same = ImageShards(there.images), ImageShards(here.images)
+    shards, same = ImageShards(there.shards_uri), ImageShards(here.shards_uri)
     first = shards.jpeg(0, 0)
     for _ in range(2):
         for shard in range(4):
@@ -388,9 +388,9 @@ def test_a_small_cache_holds_what_was_asked_for_last(
 
 def test_a_data_set_without_an_index_of_its_shards_is_refused(animals: tuple[Dataset, Dataset]):
     _, there = animals
-    index = f"{there.images}/index.json"
+    index = f"{there.shards_uri}/index.json"
     write_bytes(index, b"[{}]")
     for shard in (0, 7):
-        assert refusal(lambda: ImageShards(there.images).jpeg(shard, 0)).startswith(f"{index}: ")  # noqa: B023
+        assert refusal(lambda: ImageShards(there.shards_uri).jpeg(shard, 0)).startswith(f"{index}: ")  # noqa: B023
     delete(index)
-    assert refusal(lambda: ImageShards(there.images).jpeg(0, 0)).startswith(f"{index}: ")
+    assert refusal(lambda: ImageShards(there.shards_uri).jpeg(0, 0)).startswith(f"{index}: ")

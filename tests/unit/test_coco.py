@@ -187,14 +187,14 @@ def test_another_data_set_is_not_overwritten(tmp_path: Path) -> None:
 def test_images_in_another_format_are_converted_to_jpeg(tmp_path: Path) -> None:
     dataset = ingest_coco(make_coco(tmp_path / "raw", kind="PNG"), tmp_path / "out", "animals")
     row = rows(dataset)["train-000000000003"]
-    image = Image.open(io.BytesIO(ImageShards(dataset.images).jpeg(row["shard"], row["row"])))
+    image = Image.open(io.BytesIO(ImageShards(dataset.shards_uri).jpeg(row["shard"], row["row"])))
     assert (image.format, image.size, image.mode) == ("JPEG", (48, 36), "RGB")
 
 
 def test_jpeg_images_are_kept_byte_for_byte(tmp_path: Path) -> None:
     dataset = ingest_coco(make_coco(tmp_path / "raw"), tmp_path / "out", "animals")
     row = rows(dataset)["test-000000000008"]
-    assert bytes(ImageShards(dataset.images).jpeg(row["shard"], row["row"])) == picture(8)
+    assert bytes(ImageShards(dataset.shards_uri).jpeg(row["shard"], row["row"])) == picture(8)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -127,9 +127,9 @@ def shard_flipped(path: Path) -> None:
 @pytest.mark.parametrize("spoil", [shard_missing, shard_cut, shard_of_something_else, shard_flipped])
 def test_a_damaged_image_shard_is_refused_by_name(spoil: Callable[[Path], None], tmp_path: Path):
     dataset = write(tmp_path / "set")
-    spoil(Path(dataset.images) / "00000.arrow")
-    message = refusal(lambda: ImageShards(dataset.images).jpeg(0, 0))
-    assert message.startswith(f"{dataset.images}/00000.arrow: ")
+    spoil(Path(dataset.shards_uri) / "00000.arrow")
+    message = refusal(lambda: ImageShards(dataset.shards_uri).jpeg(0, 0))
+    assert message.startswith(f"{dataset.shards_uri}/00000.arrow: ")
     assert "run the same csc ingest again" in message
 
 
@@ -137,13 +137,13 @@ def test_a_shard_is_verified_once_per_process(tmp_path: Path, monkeypatch: pytes
     dataset, read = write(tmp_path / "set"), list[Path]()
     monkeypatch.setattr("csc.data.shards.sha256_file", lambda path: read.append(path) or sha256_file(path))
     for _ in range(3):
-        assert bytes(ImageShards(dataset.images).jpeg(0, 1)) == jpeg_of(VALID[1])
+        assert bytes(ImageShards(dataset.shards_uri).jpeg(0, 1)) == jpeg_of(VALID[1])
     assert len(read) == 1
 
 
 def test_opened_shards_go_to_a_worker_as_a_path_only(tmp_path: Path):
     dataset = write(tmp_path / "set")
-    shards = ImageShards(dataset.images)
+    shards = ImageShards(dataset.shards_uri)
     assert bytes(shards.jpeg(0, 1)) == jpeg_of(VALID[1])
     packed = pickle.dumps(shards)
     assert len(packed) < 500
@@ -155,7 +155,7 @@ def test_opened_shards_go_to_a_worker_as_a_path_only(tmp_path: Path):
 
 
 def test_an_image_is_read_without_a_copy(tmp_path: Path):
-    shards = ImageShards(write(tmp_path / "set").images)
+    shards = ImageShards(write(tmp_path / "set").shards_uri)
     before = pa.total_allocated_bytes()
     views = [shards.jpeg(0, row) for row in range(5)]
     assert pa.total_allocated_bytes() - before < sum(len(view) for view in views)

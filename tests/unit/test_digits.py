@@ -27,7 +27,7 @@ def presence(dataset: Dataset) -> np.ndarray:
 
 
 def jpegs(dataset: Dataset) -> dict[str, bytes]:
-    shards = ImageShards(dataset.images)
+    shards = ImageShards(dataset.shards_uri)
     rows = dataset.labels().to_pylist()
     return {row["image_id"]: bytes(shards.jpeg(row["shard"], row["row"])) for row in rows}
 

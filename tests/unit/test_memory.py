@@ -537,7 +537,7 @@ def test_views_with_exemplars_are_views(tmp_path: Path):
     for task_view in (view, read_view(tmp_path / "train.parquet")):
         both = joined(task_view, memory)
         assert both.table.schema.equals(task_view.table.schema, check_metadata=True)
-        assert (both.classes, both.images, both.fingerprint) == (view.classes, "somewhere", WORLD)
+        assert (both.classes, both.shards_uri, both.fingerprint) == (view.classes, "somewhere", WORLD)
         np.testing.assert_array_equal(both.targets(), np.concatenate([view.targets(), memory.labels]))
         write_view(both, tmp_path / "both.parquet")
         np.testing.assert_array_equal(read_view(tmp_path / "both.parquet").targets(), both.targets())

@@ -37,7 +37,7 @@ def test_damaged_shards_are_written_again_and_named(spoil: Callable[[Path], None
     assert ingest_coco(raw, tmp_path / "set", "animals", options=WriteOptions(workers, said, 2)) == dataset
     assert contents(dataset.path) == before
     assert [line.rpartition("/")[2] for line in said.getvalue().splitlines()[1:]] == ["00001.arrow", "00003.arrow"]
-    assert len(ImageShards(dataset.images).jpeg(1, 0)) > 0
+    assert len(ImageShards(dataset.shards_uri).jpeg(1, 0)) > 0
 
 
 @pytest.mark.parametrize("file", ["labels.parquet", "images/index.json"])

@@ -14,16 +14,16 @@ from pathlib import Path
 import pytest
 
 from csc.data.dataset import Dataset
-from csc.data.ingest.images import Encoded, ImageRecord
+from csc.data.ingest.images import Encoded, ListedImage
 from csc.data.ingest.writer import WriteOptions, write_dataset
 from csc.errors import BadData, CscError
 from tests.builders import contents, picture
 
-LISTING = [ImageRecord(f"{row:02d}", "train" if row < 9 else "test", ("cat",), (), "") for row in range(12)]
+LISTING = [ListedImage(f"{row:02d}", "train" if row < 9 else "test", ("cat",), (), "") for row in range(12)]
 NOBODY = 65534
 
 
-def pictures(rows: Sequence[ImageRecord]) -> Iterator[Encoded]:
+def pictures(rows: Sequence[ListedImage]) -> Iterator[Encoded]:
     yield from (Encoded(picture(int(row.image_id), 8, 8), 8, 8) for row in rows)
 
 
@@ -71,7 +71,7 @@ def test_a_full_disk_costs_no_finished_shard(call: str, works: int, tmp_path: Pa
         assert make
         return make(*arguments, **options)
 
-    def images(rows: Sequence[ImageRecord]) -> Iterator[Encoded]:
+    def images(rows: Sequence[ListedImage]) -> Iterator[Encoded]:
         if call == "write" and rows[0].image_id == "06":
             raise full
         return pictures(rows)
@@ -105,7 +105,7 @@ def test_a_disk_without_room_for_the_first_folder_is_reported_in_one_line(
 def test_nothing_is_made_outside_the_target(tmp_path: Path):
     seen = list[list[str]]()
 
-    def images(rows: Sequence[ImageRecord]) -> Iterator[Encoded]:
+    def images(rows: Sequence[ListedImage]) -> Iterator[Encoded]:
         seen.append([path.name for path in tmp_path.iterdir()])
         return pictures(rows)
 
@@ -148,7 +148,7 @@ def test_a_leftover_one_may_not_read_is_made_again(open_folder: Path):
     become_somebody()
     out = open_folder / "out"
 
-    def images(rows: Sequence[ImageRecord]) -> Iterator[Encoded]:
+    def images(rows: Sequence[ListedImage]) -> Iterator[Encoded]:
         if rows[0].image_id == "06":
             raise BadData("06: broken image")
         return pictures(rows)

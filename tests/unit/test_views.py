@@ -20,7 +20,7 @@ from csc.config import methods, resolve
 from csc.data import views as partial
 from csc.data.dataset import Dataset
 from csc.data.ingest.digits import ingest_digits
-from csc.data.ingest.images import Encoded, ImageRecord
+from csc.data.ingest.images import Encoded, ListedImage
 from csc.data.ingest.writer import WriteOptions, write_dataset
 from csc.data.published import benchmark_note
 from csc.data.shards import ImageShards
@@ -51,8 +51,8 @@ class Truth:
     labels: frozenset[str]
     difficult: frozenset[str] = frozenset()
 
-    def listed(self) -> ImageRecord:
-        return ImageRecord(self.image_id, self.split, tuple(self.labels), tuple(self.difficult), "")
+    def listed(self) -> ListedImage:
+        return ListedImage(self.image_id, self.split, tuple(self.labels), tuple(self.difficult), "")
 
 
 def named(count: int) -> list[str]:
@@ -142,7 +142,7 @@ def assert_nothing_else_in_the_file(path: Path, dataset: Dataset, task: Task) ->
     assert facts.pop("note") in ("", benchmark_note(dataset))
     assert facts == {
         "classes": list(task.seen),
-        "images": dataset.images,
+        "images": dataset.shards_uri,
         "fingerprint": dataset.fingerprint,
     }
     assert not any(field.metadata for field in file.schema_arrow)
@@ -232,7 +232,7 @@ def test_labels_of_other_tasks_cannot_change_a_training_file(
         rows = sorted([*version, cover], key=lambda image: (image.split == "test", image.image_id))
         with tempfile.TemporaryDirectory() as name:
             view = train_view(write(Path(name), rows, classes, crowds=crowds), task)
-            write_view(dataclasses.replace(view, images="images", fingerprint=""), Path(name) / "view.parquet")
+            write_view(dataclasses.replace(view, shards_uri="images", fingerprint=""), Path(name) / "view.parquet")
             content.append((Path(name) / "view.parquet").read_bytes())
     assert content[0] == content[1]
 
@@ -313,9 +313,9 @@ def test_the_train_component_is_given_neither_the_data_set_nor_its_origin():
 def test_the_image_shards_that_a_view_points_to_hold_no_label(benchmarks: Mapping[str, Dataset]):
     dataset = benchmarks["voc"]
     view = train_view(dataset, Scenario.parse("voc-b0c4").tasks(dataset.classes)[1])
-    assert view.images == dataset.images
-    assert {path.name for path in Path(view.images).iterdir()} == {"00000.arrow", "index.json"}
-    for path in Path(view.images).glob("*.arrow"):
+    assert view.shards_uri == dataset.shards_uri
+    assert {path.name for path in Path(view.shards_uri).iterdir()} == {"00000.arrow", "index.json"}
+    for path in Path(view.shards_uri).glob("*.arrow"):
         with pa.memory_map(str(path)) as source:
             assert pa.ipc.open_file(source).schema.names == ["image_id", "jpeg", "width", "height"]
         assert b"kind" not in path.read_bytes()
@@ -338,10 +338,10 @@ def test_a_view_points_to_the_images_it_names(tmp_path: Path):
     dataset = write(tmp_path, truth, classes, shard_rows=3)
     view = train_view(dataset, Task(2, 2, tuple(classes[2:]), tuple(classes)))
     assert view.table["shard"].to_pylist() == [0, 1, 2, 2]
-    shards = ImageShards(view.images)
+    shards = ImageShards(view.shards_uri)
     for row in view.table.to_pylist():
         assert bytes(shards.jpeg(row["shard"], row["row"])) == JPEG
-        with pa.memory_map(f"{view.images}/{row['shard']:05d}.arrow") as source:
+        with pa.memory_map(f"{view.shards_uri}/{row['shard']:05d}.arrow") as source:
             assert pa.ipc.open_file(source).read_all()["image_id"][row["row"]].as_py() == row["image_id"]
 
 
@@ -404,12 +404,12 @@ def view_file(folder: Path) -> bytes:
     return (folder / "whole.parquet").read_bytes()
 
 
-@pytest.mark.parametrize("images", ["/data/im ages", "s3://bucket/some set/images"])
-def test_a_view_survives_being_written_and_read(images: str, tmp_path: Path):
+@pytest.mark.parametrize("shards_uri", ["/data/im ages", "s3://bucket/some set/images"])
+def test_a_view_survives_being_written_and_read(shards_uri: str, tmp_path: Path):
     table = pa.table({"image_id": ["a"], "shard": [0], "row": [0], "labels": [[0]]}, schema=VIEW)
-    view = there_and_back(View(table, ("x", "ü\n"), images, "f"), tmp_path)
+    view = there_and_back(View(table, ("x", "ü\n"), shards_uri, "f"), tmp_path)
     assert view.table.equals(table)
-    assert (view.classes, view.images, view.fingerprint) == (("x", "ü\n"), images, "f")
+    assert (view.classes, view.shards_uri, view.fingerprint) == (("x", "ü\n"), shards_uri, "f")
     assert [path.name for path in tmp_path.iterdir()] == ["view.parquet"]
 
 

@@ -43,7 +43,7 @@ def test_images_are_kept_byte_for_byte_with_the_size_of_the_jpeg(tmp_path: Path)
     make_voc(tmp_path / "raw")
     dataset = ingest_voc2007(tmp_path / "raw", tmp_path / "out")
     row = rows(dataset)["000008"]
-    jpeg = bytes(ImageShards(dataset.images).jpeg(row["shard"], row["row"]))
+    jpeg = bytes(ImageShards(dataset.shards_uri).jpeg(row["shard"], row["row"]))
     assert jpeg == picture(8)
     assert Image.open(io.BytesIO(jpeg)).size == (48, 36)
     shard = pa.ipc.open_file(str(dataset.path / "images" / "00000.arrow")).read_all()

@@ -25,7 +25,7 @@ import csc.data.ingest.shard_writer
 import csc.data.ingest.workers
 from csc.data.dataset import Dataset, card_digest
 from csc.data.ingest.coco import ingest_coco
-from csc.data.ingest.images import Encoded, ImageRecord, SourceImages
+from csc.data.ingest.images import Encoded, ListedImage, SourceImages
 from csc.data.ingest.output import Output
 from csc.data.ingest.shard_writer import Part
 from csc.data.ingest.source import Source
@@ -40,14 +40,14 @@ pytest_plugins = ["tests.s3"]
 CLASSES = ("bird", "cat", "dog")
 SOURCE = {"kind": "test"}
 VALID = (
-    ImageRecord("a", "train", ("dog", "bird"), (), ""),
-    ImageRecord("b", "train", ("cat",), ("dog",), ""),
-    ImageRecord("c", "train", (), (), ""),
-    ImageRecord("d", "test", ("cat",), (), ""),
-    ImageRecord("e", "test", (), ("bird",), ""),
+    ListedImage("a", "train", ("dog", "bird"), (), ""),
+    ListedImage("b", "train", ("cat",), ("dog",), ""),
+    ListedImage("c", "train", (), (), ""),
+    ListedImage("d", "test", ("cat",), (), ""),
+    ListedImage("e", "test", (), ("bird",), ""),
 )
 LONG = tuple(
-    ImageRecord(f"{row:02d}", "train" if row < 9 else "test", (CLASSES[row % 3],), (), "") for row in range(12)
+    ListedImage(f"{row:02d}", "train" if row < 9 else "test", (CLASSES[row % 3],), (), "") for row in range(12)
 )
 
 
@@ -59,7 +59,7 @@ class Pictures:
     fails: dict[str, Exception | None] = field(default_factory=dict)  # by image id; None kills the first process
     jpegs: dict[str, bytes] = field(default_factory=dict)
 
-    def __call__(self, rows: Sequence[ImageRecord]) -> Iterator[Encoded]:
+    def __call__(self, rows: Sequence[ListedImage]) -> Iterator[Encoded]:
         for row in rows:
             if row.image_id in self.fails:
                 error = self.fails[row.image_id]
@@ -80,22 +80,22 @@ class Pictures:
 PICTURES = Pictures()
 
 
-def jpeg_of(row: ImageRecord) -> bytes:
+def jpeg_of(row: ListedImage) -> bytes:
     return picture(sum(row.image_id.encode()), 8, 8)
 
 
 def write(
-    out: Path | str, listing: Iterable[ImageRecord] = VALID, images: Callable[..., Any] = PICTURES, **options: Any
+    out: Path | str, listing: Iterable[ListedImage] = VALID, images: Callable[..., Any] = PICTURES, **options: Any
 ) -> Dataset:
     arguments: dict[str, Any] = {"name": "animals", "classes": CLASSES, "source": SOURCE} | options
-    return write_dataset(out, listing=listing, images=images, **arguments)
+    return write_dataset(out, listing=listing, read_images=images, **arguments)
 
 
-def state_of(name: str) -> Callable[[Sequence[ImageRecord]], str]:
+def state_of(name: str) -> Callable[[Sequence[ListedImage]], str]:
     return lambda rows: name
 
 
-def replaced(index: int, **values: Any) -> list[ImageRecord]:
+def replaced(index: int, **values: Any) -> list[ListedImage]:
     listing = list(VALID)
     listing[index] = listing[index]._replace(**values)
     return listing
@@ -113,7 +113,7 @@ def refusal(action: Callable[[], object], kind: type[CscError] = BadData) -> str
 def shard_rows(dataset: Dataset) -> dict[tuple[int, int], dict[str, Any]]:
     """Everything in the image shards, by position."""
     rows = {}
-    for path in sorted(Path(dataset.images).glob("*.arrow")):
+    for path in sorted(Path(dataset.shards_uri).glob("*.arrow")):
         with pa.memory_map(str(path)) as source:
             table = pa.ipc.open_file(source).read_all().to_pylist()
         rows |= {(int(path.stem), row): content for row, content in enumerate(table)}
@@ -176,15 +176,15 @@ def test_a_label_given_twice_counts_once_and_hides_the_difficult_one(tmp_path: P
     assert (first["labels"], first["difficult"]) == (["bird", "dog"], ["cat"])
 
 
-def stolen() -> Iterator[ImageRecord]:
+def stolen() -> Iterator[ListedImage]:
     yield from VALID[:3]
     raise BadData("image d: cannot be read")
 
 
 # What is handed over, and the words that the answer must have.
-BAD: dict[str, tuple[Callable[[], Iterable[ImageRecord]], tuple[str, ...]]] = {
+BAD: dict[str, tuple[Callable[[], Iterable[ListedImage]], tuple[str, ...]]] = {
     "id twice": (lambda: [VALID[0], VALID[0], *VALID[1:]], ("image a", "twice")),
-    "id in both splits": (lambda: [*VALID, ImageRecord("a", "test", ("cat",), (), "")], ("image a", "twice")),
+    "id in both splits": (lambda: [*VALID, ListedImage("a", "test", ("cat",), (), "")], ("image a", "twice")),
     "unknown class": (lambda: replaced(1, labels=("cat", "yak")), ("image b", "'yak'", "bird, cat, dog")),
     "unknown difficult": (lambda: replaced(4, difficult=("yak",)), ("image e", "'yak'", "bird, cat, dog")),
     "class of no image": (lambda: [*VALID[:1], *VALID[2:]], ("'cat'", "no training image")),
@@ -200,7 +200,7 @@ BAD: dict[str, tuple[Callable[[], Iterable[ImageRecord]], tuple[str, ...]]] = {
 @pytest.mark.parametrize(("listing", "words"), BAD.values(), ids=BAD)
 @pytest.mark.parametrize("there", [False, True], ids=["new", "existing"])
 def test_bad_listings_are_refused_before_an_image_is_read(
-    listing: Callable[[], Iterable[ImageRecord]], words: Sequence[str], there: bool, tmp_path: Path
+    listing: Callable[[], Iterable[ListedImage]], words: Sequence[str], there: bool, tmp_path: Path
 ):
     if there:
         write(tmp_path / "folder" / "set")
@@ -334,14 +334,14 @@ def test_a_full_shard_is_followed_by_another_and_positions_are_right(
     assert {position: row["image_id"] for position, row in shard_rows(dataset).items()} == dict(
         zip(positions, "abcde", strict=True)
     )
-    shards = ImageShards(dataset.images)
+    shards = ImageShards(dataset.shards_uri)
     assert [bytes(shards.jpeg(*position)) for position in positions] == [jpeg_of(given) for given in VALID]
 
 
 def test_the_index_has_rows_bytes_and_hash_of_each_shard(tmp_path: Path):
     dataset = write(tmp_path / "set", options=WriteOptions(shard_rows=2))
-    files = sorted(Path(dataset.images).glob("*.arrow"))
-    assert json.loads((Path(dataset.images) / "index.json").read_text()) == [
+    files = sorted(Path(dataset.shards_uri).glob("*.arrow"))
+    assert json.loads((Path(dataset.shards_uri) / "index.json").read_text()) == [
         {"rows": rows, "bytes": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
         for rows, path in zip((2, 2, 1), files, strict=True)
     ]
@@ -353,7 +353,7 @@ def test_the_order_of_a_listing_does_not_matter(tmp_path: Path):
 
 def test_the_fingerprint_does_not_depend_on_how_images_are_sharded(tmp_path: Path):
     one, many = write(tmp_path / "one"), write(tmp_path / "many", options=WriteOptions(shard_rows=1))
-    assert len(list(Path(many.images).glob("*.arrow"))) == 5
+    assert len(list(Path(many.shards_uri).glob("*.arrow"))) == 5
     assert one.fingerprint == many.fingerprint
 
 
@@ -366,7 +366,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "difficult removed": {"listing": replaced(4, difficult=())},
     "id": {"listing": replaced(4, image_id="f")},
     "split": {"listing": replaced(2, split="test")},
-    "image added": {"listing": [*VALID, ImageRecord("f", "test", ("cat",), (), "")]},
+    "image added": {"listing": [*VALID, ListedImage("f", "test", ("cat",), (), "")]},
     "image removed": {"listing": VALID[:4]},
     "class renamed": {
         "classes": ("bird", "cat", "wolf"),
@@ -494,7 +494,7 @@ SAME_IMAGES: dict[str, dict[str, Any]] = {
     "labels": {"listing": [row._replace(labels=CLASSES) for row in LONG]},
     "record of the source": {"source": {"kind": "other"}},
     "name": {"name": "beasts"},
-    "further images": {"listing": [*LONG, ImageRecord("99", "test", (), (), "")]},
+    "further images": {"listing": [*LONG, ListedImage("99", "test", (), (), "")]},
 }
 
 
@@ -574,7 +574,7 @@ def test_an_image_that_changes_between_two_tries_is_read_again(tmp_path: Path, m
 def test_a_full_disk_keeps_what_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     write_shard = csc.data.ingest.output.write_shard
 
-    def full(path: Path, rows: Sequence[ImageRecord], images: Any) -> Any:
+    def full(path: Path, rows: Sequence[ListedImage], images: Any) -> Any:
         if rows[0].image_id == "06":
             raise OSError(28, "No space left on device")
         return write_shard(path, rows, images)
@@ -611,9 +611,9 @@ def test_several_who_make_the_same_data_set_at_once_all_get_it(tmp_path: Path):
 
 def test_memory_holds_one_batch_of_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(csc.data.ingest.shard_writer, "BATCH_BYTES", 4 << 20)
-    listing = [ImageRecord(f"{row:02d}", "train" if row < 32 else "test", CLASSES, (), "") for row in range(64)]
+    listing = [ListedImage(f"{row:02d}", "train" if row < 32 else "test", CLASSES, (), "") for row in range(64)]
 
-    def large(rows: Sequence[ImageRecord]) -> Iterator[Encoded]:
+    def large(rows: Sequence[ListedImage]) -> Iterator[Encoded]:
         yield from (Encoded(bytes(1 << 20), 8, 8) for _ in rows)
 
     tracemalloc.start()
@@ -621,7 +621,7 @@ def test_memory_holds_one_batch_of_images(tmp_path: Path, monkeypatch: pytest.Mo
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 12 << 20
-    with pa.memory_map(f"{dataset.images}/00000.arrow") as source:
+    with pa.memory_map(f"{dataset.shards_uri}/00000.arrow") as source:
         assert pa.ipc.open_file(source).num_record_batches == 16
 
 
@@ -746,7 +746,7 @@ def test_a_source_in_a_bucket_that_was_replaced_is_another_state(kind: str, buck
         else:
             upload(zipped(tmp_path / "raw", tmp_path / kind), f"{bucket}/{kind}")
         with Source(f"{bucket}/{kind}") as source:
-            return SourceImages(source).state([ImageRecord("a", "train", (), (), "a.jpeg")])
+            return SourceImages(source).state([ListedImage("a", "train", (), (), "a.jpeg")])
 
     first = state(b"of the same size")
     assert state(b"of the same SIZE") != first
@@ -791,7 +791,7 @@ class Interrupted:
     at: str
     event: Callable[[], object]
 
-    def __call__(self, rows: Sequence[ImageRecord]) -> Iterator[Encoded]:
+    def __call__(self, rows: Sequence[ListedImage]) -> Iterator[Encoded]:
         for row in rows:
             if row.image_id == self.at:
                 self.event()

@@ -10,7 +10,7 @@ import os
 from pathlib import PurePosixPath
 
 from csc.data.dataset import Dataset
-from csc.data.ingest.images import SPLIT_BY_NAME, TEST_FOLDERS, ImageRecord, split_by_name, split_folders
+from csc.data.ingest.images import SPLIT_BY_NAME, TEST_FOLDERS, ListedImage, split_by_name, split_folders
 from csc.data.ingest.source import Source
 from csc.data.ingest.writer import DEFAULTS, SourceListing, WriteOptions, write_source
 from csc.errors import BadData
@@ -60,10 +60,10 @@ def _images(files: Source, folder: PurePosixPath) -> list[str]:
     return sorted(name for name in names if name.lower().endswith(_IMAGES))
 
 
-def _listing(files: Source, folder: PurePosixPath, split: str) -> list[ImageRecord]:
+def _listing(files: Source, folder: PurePosixPath, split: str) -> list[ListedImage]:
     listing = []
     for label in sorted(files.folders(folder)):
         for name in _images(files, folder / label):
             file = str(folder / label / name)
-            listing.append(ImageRecord(file, split or split_by_name(f"{label}/{name}"), (label,), (), file))
+            listing.append(ListedImage(file, split or split_by_name(f"{label}/{name}"), (label,), (), file))
     return listing

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from csc.data.ingest.images import ImageRecord, split_by_name
+from csc.data.ingest.images import ListedImage, split_by_name
 from csc.data.ingest.source import LONGEST_TABLE, Source
 from csc.errors import BadData
 from csc.storage import each_key_once
@@ -51,7 +51,7 @@ class Annotations:
     sha256: str
     categories: tuple[str, ...]
     groups: frozenset[str]
-    listing: tuple[ImageRecord, ...]
+    listing: tuple[ListedImage, ...]
 
 
 class _Image(msgspec.Struct, gc=False):
@@ -94,7 +94,7 @@ def read_annotations(files: Source, found: AnnotationFile) -> Annotations:
         labels, crowds = ordinary[image.id], crowded.get(image.id, set())
         classes = tuple(sorted(labels)), tuple(sorted(crowds - labels))
         split = found.split or split_by_name(image.file_name)
-        listing.append(ImageRecord(f"{split}-{image.id:012d}", split, *classes, image_files[image.id]))
+        listing.append(ListedImage(f"{split}-{image.id:012d}", split, *classes, image_files[image.id]))
     names = [category.name for category in tables.categories]
     parents = {category.supercategory for category in tables.categories if category.supercategory != category.name}
     used = set().union(*ordinary.values(), *crowded.values())

@@ -15,7 +15,7 @@ import os
 from pathlib import PurePosixPath
 
 from csc.data.dataset import SPLITS, Dataset
-from csc.data.ingest.images import SPLIT_BY_NAME, ImageRecord, split_by_name
+from csc.data.ingest.images import SPLIT_BY_NAME, ListedImage, split_by_name
 from csc.data.ingest.source import LONGEST_TABLE, Source
 from csc.data.ingest.writer import DEFAULTS, SourceListing, WriteOptions, write_source
 from csc.errors import BadData
@@ -68,9 +68,9 @@ def _rows(content: bytes, where: str) -> list[list[str]]:
     return rows
 
 
-def _listing(files: Source, file: PurePosixPath, header: list[str], rows: list[list[str]]) -> list[ImageRecord]:
+def _listing(files: Source, file: PurePosixPath, header: list[str], rows: list[list[str]]) -> list[ListedImage]:
     where = files.where(file)
-    listing: dict[str, ImageRecord] = {}
+    listing: dict[str, ListedImage] = {}
     for number, row in enumerate(rows, start=2):
         if not any(row):
             continue
@@ -85,5 +85,5 @@ def _listing(files: Source, file: PurePosixPath, header: list[str], rows: list[l
             raise BadData(f"{where}, row {number}: split is {split[0]!r}; expected train or test")
         chosen = split[0] if split else split_by_name(image)
         names = tuple(label.strip() for label in labels.split(";") if label.strip())
-        listing[image] = ImageRecord(image, chosen, names, (), str(file.parent / image))
+        listing[image] = ListedImage(image, chosen, names, (), str(file.parent / image))
     return list(listing.values())

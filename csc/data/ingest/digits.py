@@ -20,7 +20,7 @@ from PIL import Image
 
 from csc.data.dataset import SPLITS, Dataset
 from csc.data.ingest.classes import in_order
-from csc.data.ingest.images import Encoded, ImageRecord, as_jpeg
+from csc.data.ingest.images import Encoded, ListedImage, as_jpeg
 from csc.data.ingest.repair import is_undamaged
 from csc.data.ingest.writer import DEFAULTS, WriteOptions, write_dataset
 from csc.errors import BadConfig, BadData
@@ -97,11 +97,11 @@ def _check(*, train: int, test: int, size: int, seed: int) -> None:
         raise BadConfig(f"seed: {seed} is negative; choose 0 or more")
 
 
-def _listing(counts: dict[str, int], seed: int) -> Iterator[ImageRecord]:
+def _listing(counts: dict[str, int], seed: int) -> Iterator[ListedImage]:
     for split, count in counts.items():
         for index in range(count):
             _, _, classes = _begin_scene(split, index, seed)
-            yield ImageRecord(f"{split}-{index:05d}", split, _names(classes), (), str(index))
+            yield ListedImage(f"{split}-{index:05d}", split, _names(classes), (), str(index))
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class _Scenes:
     size: int
     seed: int
 
-    def __call__(self, rows: Sequence[ImageRecord]) -> Iterator[Encoded]:
+    def __call__(self, rows: Sequence[ListedImage]) -> Iterator[Encoded]:
         for row in rows:
             image, _ = compose_scene(row.split, int(row.file), self.size, self.seed)
             yield Encoded(as_jpeg(image, JPEG_QUALITY), self.size, self.size)

@@ -17,8 +17,8 @@ from csc.storage import absolute, json_digest
 __all__ = [
     "BrokenImage",
     "Encoded",
-    "ImageRecord",
-    "Images",
+    "ListedImage",
+    "ReadImages",
     "SourceImages",
     "as_jpeg",
     "checked_jpeg",
@@ -44,7 +44,7 @@ class BrokenImage(BadData):
     """An image file that can be read but not decoded."""
 
 
-class ImageRecord(NamedTuple):
+class ListedImage(NamedTuple):
     """One image as a reader lists it, without its bytes.
 
     Attributes:
@@ -52,7 +52,7 @@ class ImageRecord(NamedTuple):
         split: `train` or `test`.
         labels: classes with at least one ordinary object.
         difficult: classes present only as objects that the benchmark treats specially (VOC difficult, COCO crowd).
-        file: name in the source, or another text by which `Images` finds the image.
+        file: name in the source, or another text by which `ReadImages` finds the image.
     """
 
     image_id: str
@@ -92,7 +92,7 @@ def split_folders(found: Collection[str]) -> tuple[dict[str, str], str]:
     return ({"train": "train", "test": test[0]}, "") if test else ({}, "test")
 
 
-Images = Callable[[Sequence[ImageRecord]], Iterable[Encoded]]  # reads the images of some rows, one by one
+ReadImages = Callable[[Sequence[ListedImage]], Iterable[Encoded]]  # for some rows, one image after the other
 
 
 class SourceImages:
@@ -111,21 +111,21 @@ class SourceImages:
         """What the record of the source says of scaled images."""
         return {} if self.short_side is None else {"short_side": self.short_side, "jpeg_quality": JPEG_QUALITY}
 
-    def __call__(self, rows: Sequence[ImageRecord]) -> Iterator[Encoded]:
+    def __call__(self, rows: Sequence[ListedImage]) -> Iterator[Encoded]:
         """Read the images of some rows."""
         return read_ahead(self._image, rows, self.files)
 
-    def broken(self, rows: Sequence[ImageRecord]) -> dict[str, str]:
+    def broken(self, rows: Sequence[ListedImage]) -> dict[str, str]:
         """The ids of images that cannot be used, each with the reason."""
         reasons = read_ahead(self._why_broken, rows, self.files)
         return {row.image_id: reason for row, reason in zip(rows, reasons, strict=True) if reason}
 
-    def state(self, rows: Sequence[ImageRecord]) -> str:
+    def state(self, rows: Sequence[ListedImage]) -> str:
         """A hash that changes with the images of some rows, without reading them."""
         versions = [self.files.version(row.file) for row in rows]
         return json_digest([absolute(self.files.path), self.record, versions])
 
-    def _image(self, row: ImageRecord) -> Encoded:
+    def _image(self, row: ListedImage) -> Encoded:
         try:
             content = self.files.read(row.file)
         except DamagedFile as error:
@@ -137,7 +137,7 @@ class SourceImages:
             return scaled_down(content, self.short_side)
         return image
 
-    def _why_broken(self, row: ImageRecord) -> str:
+    def _why_broken(self, row: ListedImage) -> str:
         try:
             self._image(row)
         except BrokenImage as error:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TextIO
 
 from csc.data.dataset import Dataset
-from csc.data.ingest.images import Images
+from csc.data.ingest.images import ReadImages
 from csc.data.ingest.shard_writer import Part, Shard, write_shard
 from csc.data.shards import has_sha256, shard_name
 from csc.errors import BadData, CscError, resumable_error
@@ -134,11 +134,11 @@ class Output:
                 delete(self._at(name))
         return finished
 
-    def make(self, images: Images, part: Part) -> Shard:
+    def make(self, read_images: ReadImages, part: Part) -> Shard:
         """Write one shard and its record."""
         with self._temporary_folder() as folder:
             path = folder / "shard.arrow"
-            shard = write_shard(path, part.rows, images)
+            shard = write_shard(path, part.rows, read_images)
             with _resumable():
                 name, record = _names(part.number)
                 if self._owner() == self.key:

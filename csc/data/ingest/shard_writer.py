@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from csc.data.ingest.images import Encoded, ImageRecord, Images
+from csc.data.ingest.images import Encoded, ListedImage, ReadImages
 from csc.storage import sha256_file
 
 __all__ = ["Part", "Shard", "split_listing", "write_shard"]
@@ -33,7 +33,7 @@ class Part(NamedTuple):
     """
 
     number: int
-    rows: Sequence[ImageRecord]
+    rows: Sequence[ListedImage]
     key: str = ""
 
 
@@ -48,18 +48,18 @@ class Shard:
 
 
 def split_listing(
-    listing: Sequence[ImageRecord], shard_rows: int, key: Callable[[Sequence[ImageRecord]], str] = lambda rows: ""
+    listing: Sequence[ListedImage], shard_rows: int, key: Callable[[Sequence[ListedImage]], str] = lambda rows: ""
 ) -> list[Part]:
     """Split a listing into the parts that become shards."""
     parts = (listing[start : start + shard_rows] for start in range(0, len(listing), shard_rows))
     return [Part(number, rows, key(rows)) for number, rows in enumerate(parts)]
 
 
-def write_shard(path: Path, rows: Sequence[ImageRecord], images: Images) -> Shard:
+def write_shard(path: Path, rows: Sequence[ListedImage], read_images: ReadImages) -> Shard:
     """Write the images of some rows as one Arrow file."""
     contents: list[str] = []
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, _SCHEMA) as writer:
-        for batch in _batches(zip(rows, images(rows), strict=True)):
+        for batch in _batches(zip(rows, read_images(rows), strict=True)):
             entries = [{"image_id": row.image_id, **image._asdict()} for row, image in batch]
             writer.write_batch(pa.RecordBatch.from_pylist(entries, _SCHEMA))
             contents += [hashlib.sha256(image.jpeg).hexdigest() for _, image in batch]
@@ -67,8 +67,8 @@ def write_shard(path: Path, rows: Sequence[ImageRecord], images: Images) -> Shar
     return Shard(len(rows), path.stat().st_size, sha256_file(path), contents)
 
 
-def _batches(pairs: Iterable[tuple[ImageRecord, Encoded]]) -> Iterator[list[tuple[ImageRecord, Encoded]]]:
-    batch: list[tuple[ImageRecord, Encoded]] = []
+def _batches(pairs: Iterable[tuple[ListedImage, Encoded]]) -> Iterator[list[tuple[ListedImage, Encoded]]]:
+    batch: list[tuple[ListedImage, Encoded]] = []
     size = 0
     for pair in pairs:
         batch.append(pair)

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import PurePosixPath
 
 from csc.data.dataset import Dataset
-from csc.data.ingest.images import ImageRecord, read_ahead
+from csc.data.ingest.images import ListedImage, read_ahead
 from csc.data.ingest.source import Source
 from csc.data.ingest.writer import DEFAULTS, SourceListing, WriteOptions, write_source
 from csc.errors import BadData
@@ -143,7 +143,7 @@ class _Reader:
         self.digest = hashlib.sha256()
         self.skipped: list[str] = []
 
-    def listing(self, ids: dict[str, list[str]], lists: dict[str, PurePosixPath]) -> list[ImageRecord]:
+    def listing(self, ids: dict[str, list[str]], lists: dict[str, PurePosixPath]) -> list[ListedImage]:
         """List the images with their classes."""
         splits = [(image_id, split) for split, image_ids in ids.items() for image_id in image_ids]
         names = [self._names(image_id, lists[split].name) for image_id, split in splits]
@@ -153,7 +153,7 @@ class _Reader:
             self.digest.update(hashlib.sha256(content).digest())
             try:
                 listing.append(
-                    ImageRecord(image_id, split, *self._classes(content, self.files.where(annotation)), image)
+                    ListedImage(image_id, split, *self._classes(content, self.files.where(annotation)), image)
                 )
             except BadData:
                 if not self.skip_bad:

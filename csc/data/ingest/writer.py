@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from csc.data.columns import LABELS
 from csc.data.dataset import SPLITS, Dataset, card_digest
 from csc.data.ingest.classes import check_class_names, in_order
-from csc.data.ingest.images import ImageRecord, Images, SourceImages
+from csc.data.ingest.images import ListedImage, ReadImages, SourceImages
 from csc.data.ingest.output import refuse_foreign, resume
 from csc.data.ingest.repair import beyond_repair, repair
 from csc.data.ingest.shard_writer import Part, Shard, split_listing
@@ -79,7 +79,7 @@ class SourceListing:
     """
 
     classes: Sequence[str]
-    listing: Sequence[ImageRecord]
+    listing: Sequence[ListedImage]
     record: dict[str, Any]
     difficult_is_member: bool = False
     skipped: Sequence[str] = ()
@@ -108,7 +108,7 @@ def write_source(
     )
 
 
-def _broken(listing: Sequence[ImageRecord], images: SourceImages, options: WriteOptions) -> set[str]:
+def _broken(listing: Sequence[ListedImage], images: SourceImages, options: WriteOptions) -> set[str]:
     """Read every image; return the ids of those that cannot be used.
 
     The listing decides the shard and row of every image. So all are read before the first shard is written, and the
@@ -132,12 +132,12 @@ def write_dataset(
     out: str | os.PathLike[str],
     name: str,
     classes: Iterable[str],
-    listing: Iterable[ImageRecord],
-    images: Images,
+    listing: Iterable[ListedImage],
+    read_images: ReadImages,
     source: dict[str, Any],
     *,
     difficult_is_member: bool = False,
-    state: Callable[[Sequence[ImageRecord]], str] | None = None,
+    state: Callable[[Sequence[ListedImage]], str] | None = None,
     options: WriteOptions = DEFAULTS,
 ) -> Dataset:
     """Write a data set and open it; an existing one is compared with the source, image by image, and repaired.
@@ -149,10 +149,10 @@ def write_dataset(
         name: of the data set, as scenarios use it.
         classes: all class names, in any order.
         listing: all images, in any order.
-        images: reads the listed images; goes to worker processes.
+        read_images: yields the images of some rows of the listing; goes to worker processes.
         source: where the data came from and what was done to it, for the record.
         difficult_is_member: whether a class in `difficult` makes an image part of that class's task.
-        state: hash of what `images` will give for some rows: a shard of an earlier attempt is kept only if it is the
+        state: hash of what `read_images` yields for some rows: a shard of an earlier attempt is kept only if it is the
             same. By default `source` takes its place.
         options: how it is written.
     """
@@ -163,11 +163,11 @@ def write_dataset(
     if not Dataset.exists(out):
         with resume(out, plan.parts, plan.key, options.stream) as (output, finished):
             if not Dataset.exists(out):  # else another process has written it while this one waited
-                shards = _make(plan, output.make, images, finished)
+                shards = _make(plan, output.make, read_images, finished)
                 output.finish(functools.partial(plan.complete, shards=shards))
                 return Dataset.open(out)
             output.drop()
-    return _compared(Dataset.open(out), plan, images)
+    return _compared(Dataset.open(out), plan, read_images)
 
 
 @dataclass(frozen=True)
@@ -178,8 +178,8 @@ class _Plan:
     classes: tuple[str, ...]
     difficult_is_member: bool
     source: dict[str, Any]
-    listing: tuple[ImageRecord, ...]
-    state: Callable[[Sequence[ImageRecord]], str] | None
+    listing: tuple[ListedImage, ...]
+    state: Callable[[Sequence[ListedImage]], str] | None
     options: WriteOptions
 
     @functools.cached_property
@@ -192,7 +192,7 @@ class _Plan:
         """What each shard is made from."""
         return split_listing(self.listing, self.options.shard_rows, self._shard_key)
 
-    def _shard_key(self, rows: Sequence[ImageRecord]) -> str:
+    def _shard_key(self, rows: Sequence[ListedImage]) -> str:
         state = self.source if self.state is None else self.state(rows)
         return json_digest([[[row.image_id, row.file] for row in rows], state, pa.__version__, PIL.__version__])
 
@@ -229,7 +229,7 @@ class _Plan:
 
 
 def _make(
-    plan: _Plan, work: Callable[[Images, Part], Shard], images: Images, finished: dict[int, Shard]
+    plan: _Plan, work: Callable[[ReadImages, Part], Shard], read_images: ReadImages, finished: dict[int, Shard]
 ) -> list[Shard]:
     """Write the shards that are not finished yet; return all of them in order."""
     stream = plan.options.stream
@@ -238,19 +238,19 @@ def _make(
     missing = [part for part in plan.parts if part.number not in finished]
     done = sum(shard.rows for shard in finished.values())
     with Bar("ingest", len(plan.listing), "images", stream, done) as bar:
-        for part, shard in zip(missing, for_each_part(work, images, missing, plan.options.workers), strict=True):
+        for part, shard in zip(missing, for_each_part(work, read_images, missing, plan.options.workers), strict=True):
             finished[part.number] = shard
             bar.advance(shard.rows)
     return [finished[part.number] for part in plan.parts]
 
 
-def _compared(present: Dataset, plan: _Plan, images: Images) -> Dataset:
+def _compared(present: Dataset, plan: _Plan, read_images: ReadImages) -> Dataset:
     """Return the existing data set if it is the planned one, repaired if it is damaged."""
     known = (present.name, present.classes, present.difficult_is_member)
     equal = known == (plan.name, plan.classes, plan.difficult_is_member) and _same_labels(present, plan)
-    if not equal or plan.fingerprint(_contents(plan, images)) != present.fingerprint:
+    if not equal or plan.fingerprint(_contents(plan, read_images)) != present.fingerprint:
         raise BadData(f"{present.uri}: already contains another data set; choose another --out or remove it")
-    for file in repair(present, plan.parts, images, plan.options.workers):
+    for file in repair(present, plan.parts, read_images, plan.options.workers):
         plan.options.stream.write(f"was missing or damaged, written again: {file}\n")
     return present
 
@@ -265,21 +265,21 @@ def _same_labels(present: Dataset, plan: _Plan) -> bool:
         raise beyond_repair(present, join(present.uri, "labels.parquet")) from None
 
 
-def _contents(plan: _Plan, images: Images) -> list[str]:
+def _contents(plan: _Plan, read_images: ReadImages) -> list[str]:
     """The SHA-256 of every image of the source."""
     contents: list[str] = []
     with Bar("compare with what is there", len(plan.listing), "images", plan.options.stream) as bar:
-        for some in for_each_part(_contents_of, images, plan.parts, plan.options.workers):
+        for some in for_each_part(_contents_of, read_images, plan.parts, plan.options.workers):
             contents += some
             bar.advance(len(some))
     return contents
 
 
-def _contents_of(images: Images, part: Part) -> list[str]:
-    return [hashlib.sha256(image.jpeg).hexdigest() for image in images(part.rows)]
+def _contents_of(read_images: ReadImages, part: Part) -> list[str]:
+    return [hashlib.sha256(image.jpeg).hexdigest() for image in read_images(part.rows)]
 
 
-def label_table(listing: Sequence[ImageRecord], shard_rows: int = SHARD_ROWS) -> pa.Table:
+def label_table(listing: Sequence[ListedImage], shard_rows: int = SHARD_ROWS) -> pa.Table:
     """The label table of a listing: the labels of each image, and its shard and row."""
     columns = [
         [row.image_id for row in listing],
@@ -292,9 +292,9 @@ def label_table(listing: Sequence[ImageRecord], shard_rows: int = SHARD_ROWS) ->
     return pa.table(columns, schema=LABELS)
 
 
-def _checked(listing: Iterable[ImageRecord], classes: Sequence[str]) -> tuple[ImageRecord, ...]:
+def _checked(listing: Iterable[ListedImage], classes: Sequence[str]) -> tuple[ListedImage, ...]:
     """Return a listing by split and id, with sorted labels, each once; refuse one with an unusable class."""
-    known, seen, rows = set(classes), set[str](), list[ImageRecord]()
+    known, seen, rows = set(classes), set[str](), list[ListedImage]()
     for row in sorted(listing, key=lambda row: (SPLITS.index(row.split), row.image_id)):
         if not row.image_id.isprintable():
             raise BadData(f"image {row.image_id!a}: its name cannot be written in one line; rename the file")
@@ -311,7 +311,7 @@ def _checked(listing: Iterable[ImageRecord], classes: Sequence[str]) -> tuple[Im
     return tuple(rows)
 
 
-def _check_classes(rows: Sequence[ImageRecord], classes: Sequence[str]) -> None:
+def _check_classes(rows: Sequence[ListedImage], classes: Sequence[str]) -> None:
     """Refuse a class without training images, and a data set without a test split."""
     if not rows:
         raise BadData("the source has no images; expected at least one training image")

@@ -95,7 +95,7 @@ def plain_losses(config: Config, view: View, network: Network, prior: Network) -
 
 
 def plain_images(view: View, size: int) -> Tensor:
-    shards = ImageShards(view.images)
+    shards = ImageShards(view.shards_uri)
     images = []
     for shard, row in zip(view.table["shard"].to_pylist(), view.table["row"].to_pylist(), strict=True):
         image = Image.open(io.BytesIO(shards.jpeg(shard, row))).convert("RGB").resize((size, size), Image.BILINEAR)

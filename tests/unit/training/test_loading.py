@@ -205,7 +205,7 @@ def test_a_number_of_workers_is_taken_as_it_is(wanted: int, device: str):
 @pytest.mark.parametrize("workers", WAYS)
 @pytest.mark.parametrize("mode", ["fast", "exact"])
 def test_a_missing_shard_is_reported_by_its_file(views: dict[int, View], tmp_path: Path, workers: Workers, mode: str):
-    nowhere = dataclasses.replace(views[1], images=str(tmp_path))
+    nowhere = dataclasses.replace(views[1], shards_uri=str(tmp_path))
     with pytest.raises(BadData, match=r"00000\.arrow") as error:
         next(plain(nowhere, [[0]], size=32, workers=workers, mode=mode))
     assert one_line(error)
