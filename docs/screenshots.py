@@ -36,8 +36,8 @@ def main(workdir: str) -> None:
         drawn = terminal(workdir, newest)
         shoot(browser, drawn.as_uri(), "terminal.png", 1000, 860)
         drawn.unlink()
-        with mlflow_views(workdir) as views:
-            for name, address in views.items():
+        with mlflow_pages(workdir) as pages:
+            for name, address in pages.items():
                 shoot(browser, address, f"mlflow-{name}.png", 1800, 800, seconds=8)
         browser.close()
     print(*sorted(FOLDER.glob("*.png")), sep="\n")
@@ -73,22 +73,22 @@ def terminal(workdir: str, page: Path) -> Path:
 
 
 @contextlib.contextmanager
-def mlflow_views(workdir: str) -> Iterator[dict[str, str]]:
-    """The addresses of the saved views, while `csc ui` serves them."""
+def mlflow_pages(workdir: str) -> Iterator[dict[str, str]]:
+    """The addresses of the saved pages, while `csc ui` serves them."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     words = [sys.executable, "-m", "csc", "ui", "--workdir", workdir, "--port", str(port)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
         assert server.stdout is not None
-        views = {}
+        pages = {}
         for line in server.stdout:
             if found := re.match(r"\S+ (results|curves) +(http\S+)", line):
-                views[found[1]] = found[2]
+                pages[found[1]] = found[2]
             if line.startswith("MLflow on"):
                 break
         try:
-            yield views
+            yield pages
         finally:
             server.terminate()
 

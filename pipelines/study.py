@@ -127,11 +127,11 @@ def build_study(
 
 
 def _embed_steps(found: Sequence[Loop], profile: Profile) -> dict[tuple[Any, ...], dsl.PipelineTask]:
-    """One embed step for all cells that share their maps; the one that asks for most views stands for the others."""
+    """One embed step for all cells that share their maps; the one that asks for most variants stands for the others."""
     uris = {loop.scenario.dataset: loop.source.uri for loop in found}
     wanted: dict[tuple[Any, ...], Cell] = {}
     for cell in (cell for loop in found for cell in loop.cells if cell.maps):
-        wanted[cell.maps] = max(wanted.get(cell.maps, cell), cell, key=lambda cell: cell.views)
+        wanted[cell.maps] = max(wanted.get(cell.maps, cell), cell, key=lambda cell: cell.variants)
     steps = {}
     for key, cell in wanted.items():
         origin = open_data(profile, cell.scenario.name, uris[cell.scenario.dataset])

@@ -1,4 +1,4 @@
-"""`csc ui`: the MLflow pages of a work folder, with views of our runs."""
+"""`csc ui`: the MLflow pages of a work folder, with saved pages on our runs."""
 
 import os
 import signal
@@ -14,9 +14,9 @@ from csc.cli.serve import listening
 from csc.cli.workdir import tracked_workdir, workdir_argument
 from csc.errors import TrackingError
 from csc.report.text import single_line
-from csc.tracking.queries import add_saved_views
+from csc.tracking.queries import add_saved_pages
+from csc.tracking.saved_pages import page_path
 from csc.tracking.server import without_secrets
-from csc.tracking.views import view_path
 
 __all__ = ["UI"]
 
@@ -29,7 +29,7 @@ def _arguments(parser: ArgumentParser) -> None:
 def _run(arguments: Namespace) -> int:
     uri = tracked_workdir(arguments.workdir)
     if uri.startswith(("http://", "https://")):  # its pages are there already
-        _print_views(without_secrets(uri).rstrip("/"), add_saved_views())
+        _print_pages(without_secrets(uri).rstrip("/"), add_saved_pages())
         return 0
     with listening("127.0.0.1", arguments.port) as listener:  # says in one line if the port is taken
         port = listener.getsockname()[1]
@@ -41,19 +41,19 @@ def _run(arguments: Namespace) -> int:
     with subprocess.Popen([*command, "--workers", "1", "--backend-store-uri", uri], env=environment) as server:
         signal.signal(signal.SIGTERM, lambda *_: server.terminate())
         try:
-            experiments = add_saved_views()  # while the server starts
+            experiments = add_saved_pages()  # while the server starts
             _wait_for(address, server)
-            _print_views(address, experiments)
+            _print_pages(address, experiments)
             print(f"MLflow on {address} (stop with Ctrl-C)", flush=True)
             return server.wait()
         except KeyboardInterrupt:  # the server has it too
             return server.wait()
 
 
-def _print_views(address: str, experiments: Mapping[str, str]) -> None:
+def _print_pages(address: str, experiments: Mapping[str, str]) -> None:
     for name, experiment in experiments.items():
-        for view in ("results", "curves"):
-            print(f"{single_line(name)} {view:<8} {address}{view_path(experiment, view)}", flush=True)
+        for page in ("results", "curves"):
+            print(f"{single_line(name)} {page:<8} {address}{page_path(experiment, page)}", flush=True)
 
 
 def _wait_for(address: str, server: "subprocess.Popen[bytes]") -> None:

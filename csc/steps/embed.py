@@ -1,4 +1,7 @@
-"""embed: the feature maps of a frozen backbone, once for all methods, tasks and seeds."""
+"""embed: the feature maps of a frozen backbone, once for all methods, tasks and seeds.
+
+`csc.data.feature_maps` says what the folder holds, `csc.data.map_batches` reads it.
+"""
 
 import contextlib
 from collections.abc import Iterator
@@ -13,7 +16,7 @@ from csc.artifacts import Origin
 from csc.config import resolve
 from csc.config.schema import Config
 from csc.data.dataset import SPLITS, Dataset
-from csc.data.features import (
+from csc.data.feature_maps import (
     BATCH_ROWS,
     CARD,
     REMEDY,
@@ -24,9 +27,9 @@ from csc.data.features import (
     features_key,
     features_uri,
     has_weights,
-    read_features,
+    read_feature_card,
     refuse_leaky,
-    view_uri,
+    variant_uri,
     write_maps,
 )
 from csc.data.progress import Bar
@@ -52,55 +55,55 @@ if TYPE_CHECKING:
 
 __all__ = ["embed"]
 
-INDEX = "index.json"  # of a view: the shards that are finished
+INDEX = "index.json"  # of a variant: the shards that are finished
 
 
 @with_retries
 def embed(origin: str, scenario: str, config: str) -> str:
     """Make sure that the maps which the settings ask for are there, and return their uri.
 
-    Only what is missing or damaged is computed: other shards of an earlier try are kept, and so are views. Runs that
+    Only what is missing or damaged is computed: other shards of an earlier try are kept, and so are variants. Runs that
     make the same maps at once do not spoil them: the first to finish a shard is the one whose shard counts.
-    `features.views` says how many views of a training image there are.
+    `features.views` says how many variants of a training image there are.
     """
     settings = resolve(Scenario.parse(scenario).dataset, config)
     if settings.features.views == 0:
         raise BadConfig("features.views=0: nothing to embed; set features.views=1")
     dataset = Dataset.open(Origin.from_json(origin).data)
     uri = features_uri(dataset, features_key(settings, dataset.fingerprint))
-    views = settings.features.views if settings.input.augment else 0
-    if _are_there(uri, views, dataset):
-        refuse_leaky(read_features(uri), settings)
+    variants = settings.features.views if settings.input.augment else 0
+    if _are_there(uri, variants, dataset):
+        refuse_leaky(read_feature_card(uri), settings)
         print(f"data: feature maps are there · {uri}")
     else:
-        _Embedding(settings, dataset, uri).run(views)
+        _Embedding(settings, dataset, uri).run(variants)
     return uri
 
 
-def _are_there(uri: str, views: int, dataset: Dataset) -> bool:
-    """Whether maps are complete: a card promises so many views, each has all images, and no file is damaged."""
+def _are_there(uri: str, variants: int, dataset: Dataset) -> bool:
+    """Whether maps are complete: a card promises so many variants, each has all images, and no file is damaged."""
     if not exists(join(uri, CARD)):
         return False
-    card = read_features(uri)
-    if card.views < views or not has_weights(uri, card):
+    card = read_feature_card(uri)
+    if card.variants < variants or not has_weights(uri, card):
         return False
     training, test = (dataset.splits[split]["images"] for split in SPLITS)
-    wanted = [training + test, *[training] * views]
+    wanted = [training + test, *[training] * variants]
     return all(
-        sum(shard.rows for shard in _finished(uri, view)) >= rows and not _damaged(uri, view)
-        for view, rows in enumerate(wanted)
+        sum(shard.rows for shard in _finished(uri, variant)) >= rows and not _damaged(uri, variant)
+        for variant, rows in enumerate(wanted)
     )
 
 
-def _finished(uri: str, view: int) -> list[IndexEntry]:
-    """What the index of a view says of its finished shards, which are the first ones."""
-    folder = view_uri(uri, view)
+def _finished(uri: str, variant: int) -> list[IndexEntry]:
+    """What the index of a variant says of its finished shards, which are the first ones."""
+    folder = variant_uri(uri, variant)
     return read_index(folder, REMEDY) if exists(join(folder, INDEX)) else []
 
 
-def _damaged(uri: str, view: int) -> list[int]:
+def _damaged(uri: str, variant: int) -> list[int]:
     """The numbers of finished shards that are to be made again."""
-    return damaged_shards(view_uri(uri, view), _finished(uri, view))
+    return damaged_shards(variant_uri(uri, variant), _finished(uri, variant))
 
 
 class _IndexChanged(Exception):
@@ -132,28 +135,28 @@ class _Embedding:
         self.shards = [table.filter(pc.equal(table["shard"], number)) for number in range(_shards(table))]
         self.of_training = _shards(table.filter(pc.equal(table["split"], "train")))  # they are the first ones
 
-    def run(self, views: int) -> None:
-        """Compute the plain view of all images and so many augmented ones of the training images; write the card."""
-        counts = [self.shards, *[self.shards[: self.of_training]] * views]
-        left = [view for view, shards in enumerate(counts) if len(_finished(self.uri, view)) < len(shards)]
-        print(f"data: feature maps of {self.settings.backbone.name} · {views + 1} views, {len(left)} to make")
+    def run(self, variants: int) -> None:
+        """Compute the plain variant of all images and so many augmented ones of the training images; write the card."""
+        counts = [self.shards, *[self.shards[: self.of_training]] * variants]
+        left = [variant for variant, shards in enumerate(counts) if len(_finished(self.uri, variant)) < len(shards)]
+        print(f"data: feature maps of {self.settings.backbone.name} · {variants + 1} views, {len(left)} to make")
         shape = self._shape()
-        for view in left:
-            while len(_finished(self.uri, view)) < len(counts[view]):
+        for variant in left:
+            while len(_finished(self.uri, variant)) < len(counts[variant]):
                 with contextlib.suppress(_IndexChanged):  # continue with the first shard that it lacks
-                    self._make(view, counts[view], shape)
-        for view, shards in enumerate(counts):
-            for number in _damaged(self.uri, view):
-                print(f"data: {self._file(view, number)} is damaged and made again")
-                with Bar(f"data: embed view {view}", len(shards[number]), "images") as bar:
-                    self._write(view, number, next(self._maps([shards[number]], view, bar)), shape)
-        if not _are_there(self.uri, views, self.dataset):  # else another run has written the card
-            self._write_card(views, shape)
+                    self._make(variant, counts[variant], shape)
+        for variant, shards in enumerate(counts):
+            for number in _damaged(self.uri, variant):
+                print(f"data: {self._file(variant, number)} is damaged and made again")
+                with Bar(f"data: embed view {variant}", len(shards[number]), "images") as bar:
+                    self._write(variant, number, next(self._maps([shards[number]], variant, bar)), shape)
+        if not _are_there(self.uri, variants, self.dataset):  # else another run has written the card
+            self._write_card(variants, shape)
         if not is_remote(self.uri):  # now that all shards are there, what killed processes were writing is of no use
             for path in local_path(self.uri).glob("view-*/.*.arrow.*"):
                 path.unlink(missing_ok=True)
 
-    def _write_card(self, views: int, shape: tuple[int, int, int]) -> None:
+    def _write_card(self, variants: int, shape: tuple[int, int, int]) -> None:
         """Say that the maps are complete, and what they are maps of; the backbone is kept with them."""
         with atomic_output(join(self.uri, WEIGHTS)) as temporary:
             save_tensors(self.weights, temporary)
@@ -161,7 +164,7 @@ class _Embedding:
         card = FeatureCard(
             key=self.uri.rpartition("/")[2],
             shape=shape,
-            views=views,
+            variants=variants,
             backbone=weights,
             initialisation=self.initialisation.facts(),
             mean=self.mean,
@@ -169,36 +172,36 @@ class _Embedding:
         )
         write_json(join(self.uri, CARD), msgspec.to_builtins(card))
 
-    def _make(self, view: int, shards: list[pa.Table], shape: tuple[int, int, int]) -> None:
-        """Compute one view, shard by shard, from the first that is not finished."""
-        first = len(_finished(self.uri, view))
+    def _make(self, variant: int, shards: list[pa.Table], shape: tuple[int, int, int]) -> None:
+        """Compute one variant, shard by shard, from the first that is not finished."""
+        first = len(_finished(self.uri, variant))
         done = sum(map(len, shards[:first]))
-        with Bar(f"data: embed view {view}", sum(map(len, shards)), "images", done=done) as bar:
-            for number, maps in enumerate(self._maps(shards[first:], view, bar), first):
-                self._write(view, number, maps, shape, is_new=True)
+        with Bar(f"data: embed view {variant}", sum(map(len, shards)), "images", done=done) as bar:
+            for number, maps in enumerate(self._maps(shards[first:], variant, bar), first):
+                self._write(variant, number, maps, shape, is_new=True)
 
     def _write(
-        self, view: int, number: int, maps: Iterator[Maps], shape: tuple[int, int, int], *, is_new: bool = False
+        self, variant: int, number: int, maps: Iterator[Maps], shape: tuple[int, int, int], *, is_new: bool = False
     ) -> None:
-        """Write a shard, then put it into the index of its view; what another run has added after it stays."""
-        with atomic_output(self._file(view, number)) as temporary, explain_write_errors(temporary):
+        """Write a shard, then put it into the index of its variant; what another run has added after it stays."""
+        with atomic_output(self._file(variant, number)) as temporary, explain_write_errors(temporary):
             rows = write_maps(maps, shape, temporary)
-            if is_new and len(_finished(self.uri, view)) > number:
+            if is_new and len(_finished(self.uri, variant)) > number:
                 raise _IndexChanged
             entry = IndexEntry(rows, temporary.stat().st_size, sha256_file(temporary))
-        self._note(view, number, entry)
+        self._note(variant, number, entry)
 
-    def _note(self, view: int, number: int, entry: IndexEntry) -> None:
-        index = _finished(self.uri, view)
+    def _note(self, variant: int, number: int, entry: IndexEntry) -> None:
+        index = _finished(self.uri, variant)
         if len(index) < number:
             raise _IndexChanged
         index[number : number + 1] = [entry]
-        write_json(join(view_uri(self.uri, view), INDEX), msgspec.to_builtins(index))
+        write_json(join(variant_uri(self.uri, variant), INDEX), msgspec.to_builtins(index))
 
-    def _file(self, view: int, number: int) -> str:
-        return join(view_uri(self.uri, view), shard_name(number))
+    def _file(self, variant: int, number: int) -> str:
+        return join(variant_uri(self.uri, variant), shard_name(number))
 
-    def _maps(self, shards: list[pa.Table], view: int, bar: Bar) -> Iterator[Iterator[Maps]]:
+    def _maps(self, shards: list[pa.Table], variant: int, bar: Bar) -> Iterator[Iterator[Maps]]:
         """The maps of each shard, batch by batch; one loader runs through all of them and never waits at a border."""
         from csc.data.loading import image_batches, workers_for
         from csc.data.order import BatchRows
@@ -210,11 +213,11 @@ class _Embedding:
         ]
         batches = image_batches(
             unlabelled(self.dataset, pa.concat_tables(shards)),
-            [(view, [BatchRows(rows) for shard in parts for rows in shard])],
-            seed=None,  # the view, shard and row of an image decide what it looks like, not where an earlier try ended
+            [(variant, [BatchRows(rows) for shard in parts for rows in shard])],
+            seed=None,  # variant, shard and row of an image decide what it looks like, not where an earlier try ended
             size=settings.input.size,
             mode=settings.input.decode,
-            augment=view > 0,
+            augment=variant > 0,
             workers=workers_for(settings.train.workers, self.device),
         )
         for shard in parts:

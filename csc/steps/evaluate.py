@@ -5,7 +5,7 @@ from pathlib import Path
 
 from csc import metrics
 from csc.artifacts import HEADLINE, Metrics, RegisteredTask
-from csc.data.features import map_channels
+from csc.data.feature_maps import map_channels
 from csc.data.scores import Scores, write_scores
 from csc.data.views import read_view
 from csc.errors import BadModel

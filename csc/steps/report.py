@@ -17,8 +17,8 @@ from csc.tracking.files import fetch_evidence, keep_figures
 from csc.tracking.notes import run_note
 from csc.tracking.old_classes import fetch_old_classes
 from csc.tracking.runs import finish_scenario
+from csc.tracking.saved_pages import FIGURES
 from csc.tracking.tracked_run import max_entropy_pair
-from csc.tracking.views import FIGURES
 
 if TYPE_CHECKING:
     from PIL import Image

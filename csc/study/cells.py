@@ -85,18 +85,18 @@ class Cell:
         return _same_weights(self.config.init, str(known["init"]), run.tags.get("csc.initialisation", ""))
 
     @property
-    def views(self) -> int:
-        """How many views of each image the run needs as feature maps; 0 if it works on images."""
+    def variants(self) -> int:
+        """How many variants of each image the run needs as feature maps; 0 if it works on images."""
         return self.config.features.views if self.config else 0
 
     @property
     def maps(self) -> tuple[Any, ...]:
         """What decides the feature maps that the run needs; empty if it works on images.
 
-        `csc.data.features.features_key` names the maps themselves, but has to read the weights.
+        `csc.data.feature_maps.features_key` names the maps themselves, but has to read the weights.
         """
         config = self.config
-        if config is None or not self.views:
+        if config is None or not self.variants:
             return ()
         weights = config.init, config.seed if config.init == "scratch" else None
         backbone = config.backbone.name, config.backbone.output_stride
@@ -144,13 +144,13 @@ def cells(study: Study, sources: Mapping[str, DataSource]) -> list[Cell]:
 def distinct(cells: Iterable[Cell]) -> list[Cell]:
     """The cells that can be run, without those that ask for the same run as another, in the order in which to run them.
 
-    First seeds come first. Before all come the cells with most views of an image: their maps serve the others too.
+    First seeds come first. Before all come the cells with most variants of an image: their maps serve the others too.
     """
     unique: dict[tuple[str, str], Cell] = {}
     for cell in cells:
         if cell.run is not None and not cell.refused:
             unique.setdefault(cell.run, cell)
-    return sorted(unique.values(), key=lambda cell: (-cell.views, cell.seed))
+    return sorted(unique.values(), key=lambda cell: (-cell.variants, cell.seed))
 
 
 def _check_read(study: Study, made: Iterable[Cell]) -> None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from csc.errors import TrackingError
 from csc.tracking.calls import connected
+from csc.tracking.saved_pages import saved_pages
 from csc.tracking.server import nothing_tracked, tracking_uri, without_secrets
-from csc.tracking.views import saved_views
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -20,7 +20,7 @@ __all__ = [
     "NEWEST",
     "ScenarioRun",
     "TaskProgress",
-    "add_saved_views",
+    "add_saved_pages",
     "close_runs",
     "finished_runs",
     "map_after_tasks",
@@ -86,12 +86,12 @@ def number_of(what: str, text: str, expected: str = "a number") -> int:
     return int(text)
 
 
-def add_saved_views() -> dict[str, str]:
-    """The ids of our experiments by name, each with its saved views; those that it misses are added."""
+def add_saved_pages() -> dict[str, str]:
+    """The ids of our experiments by name, each with its saved pages; those that it misses are added."""
     with connected() as client:
         found = client.search_experiments(filter_string="name LIKE 'csc-%' AND name != 'csc-studies'")
         for experiment in found:
-            for tag, value in saved_views().items():
+            for tag, value in saved_pages().items():
                 if tag not in experiment.tags:
                     client.set_experiment_tag(experiment.experiment_id, tag, value)
     return {str(experiment.name): str(experiment.experiment_id) for experiment in found}

@@ -35,9 +35,9 @@ from csc.tracking.datasets import data_set, task_view
 from csc.tracking.names import changed_settings, class_metric, run_title, settings_text
 from csc.tracking.notes import NOTE, experiment_note
 from csc.tracking.queries import tag_filter
+from csc.tracking.saved_pages import saved_pages
 from csc.tracking.server import tracking_uri, without_secrets
 from csc.tracking.usage import Usage
-from csc.tracking.views import saved_views
 
 if TYPE_CHECKING:
     from mlflow.entities import DatasetInput, LoggedModelInput, Metric, Run
@@ -91,7 +91,7 @@ class Tracker:
         if self.injected is not None:
             return str(self.injected.info.experiment_id)
         dataset = Scenario.parse(self.card.scenario).dataset
-        tags = {NOTE: experiment_note(dataset), **saved_views()}
+        tags = {NOTE: experiment_note(dataset), **saved_pages()}
         with translate_errors():
             return find_or_create_experiment(self.client, f"csc-{dataset}", tags)
 

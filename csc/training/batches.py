@@ -6,7 +6,7 @@ import torch
 
 from csc.config.schema import Config
 from csc.data.loading import Batches, image_batches, workers_for
-from csc.data.maps import map_batches
+from csc.data.map_batches import map_batches
 from csc.data.order import BatchRows, Plan
 from csc.data.views import View
 
@@ -32,7 +32,7 @@ def load_batches(
 ) -> Batches:
     """The batches of a plan, one after the other: of images, or of the cached maps at the uri `features`."""
     if features:
-        return map_batches(view, features, plan, seed, views=config.features.views if augment else 0)
+        return map_batches(view, features, plan, seed, variants=config.features.views if augment else 0)
     return image_batches(
         view,
         plan,

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from csc.data.features import map_channels
+from csc.data.feature_maps import map_channels
 from csc.model import load_network, read_card
 from csc.training.device import for_inference
 

@@ -9,7 +9,7 @@ import torch
 
 from csc.config.layers import method_class
 from csc.config.schema import Config
-from csc.data.features import FeatureCard, backbone_weights, map_channels, read_features, refuse_leaky
+from csc.data.feature_maps import FeatureCard, backbone_weights, map_channels, read_feature_card, refuse_leaky
 from csc.data.order import task_seed
 from csc.data.views import View
 from csc.errors import BadModel
@@ -80,7 +80,7 @@ def _initialised(settings: Config, card: ModelCard) -> Start:
 
 def start_on_maps(settings: Config, card: ModelCard, features: str) -> Start:
     """A fresh head on cached maps; the backbone that made them comes along as weights."""
-    made = read_features(features)
+    made = read_feature_card(features)
     refuse_leaky(made, settings)
     backbone = StoredBackbone(load_tensors(backbone_weights(features)), made.shape[0])
     network = Network(backbone, build_head(settings, backbone.channels, card.task_sizes), made.mean, made.std)

@@ -1,4 +1,4 @@
-"""MLflow's own pages as `csc ui` opens them: our views show which run was best, and how each went."""
+"""MLflow's own pages as `csc ui` opens them: our saved pages show which run was best, and how each went."""
 
 import os
 import re
@@ -22,7 +22,7 @@ SECONDS = 120_000  # milliseconds in which a page must show something, on a busy
 
 
 @pytest.fixture(scope="module")
-def views(tmp_path_factory: pytest.TempPathFactory, browser: Any) -> Iterator[dict[str, str]]:
+def pages(tmp_path_factory: pytest.TempPathFactory, browser: Any) -> Iterator[dict[str, str]]:
     """The addresses that `csc ui` prints for a work folder with two runs of which the second is better."""
     del browser  # before anything is made, for where there is none
     folder = tmp_path_factory.mktemp("ui")
@@ -63,8 +63,8 @@ def _opened(browser: Any, address: str) -> Any:
     return page
 
 
-def test_the_results_are_a_table_of_scenario_runs_best_first(views: dict[str, str], browser: Any, tmp_path: Path):
-    page = _opened(browser, views["results"])
+def test_the_results_are_a_table_of_scenario_runs_best_first(pages: dict[str, str], browser: Any, tmp_path: Path):
+    page = _opened(browser, pages["results"])
     page.get_by_text("77", exact=True).first.wait_for()
     page.screenshot(path=str(tmp_path / "results.png"))
     names = [text for text in page.get_by_role("link").all_inner_texts() if text.startswith(SCENARIO)]
@@ -75,8 +75,8 @@ def test_the_results_are_a_table_of_scenario_runs_best_first(views: dict[str, st
     page.close()
 
 
-def test_the_curves_have_the_task_as_step(views: dict[str, str], browser: Any, tmp_path: Path):
-    page = _opened(browser, views["curves"])
+def test_the_curves_have_the_task_as_step(pages: dict[str, str], browser: Any, tmp_path: Path):
+    page = _opened(browser, pages["curves"])
     page.get_by_text("After each task").wait_for()
     page.locator(".scatterlayer .trace").nth(1).wait_for(state="attached")
     page.screenshot(path=str(tmp_path / "curves.png"))
@@ -88,8 +88,8 @@ def test_the_curves_have_the_task_as_step(views: dict[str, str], browser: Any, t
     page.close()
 
 
-def test_a_run_shows_its_figures_above_the_charts_of_its_metrics(views: dict[str, str], browser: Any, tmp_path: Path):
-    page = _opened(browser, views["results"])
+def test_a_run_shows_its_figures_above_the_charts_of_its_metrics(pages: dict[str, str], browser: Any, tmp_path: Path):
+    page = _opened(browser, pages["results"])
     page.get_by_role("link", name=SCENARIO).first.click()
     page.get_by_role("tab", name="Model metrics").click()
     assert _figures(page, 2) == ["AP by task", "mAP by task"]

@@ -20,7 +20,7 @@ import pytest
 import csc.data.shards
 from csc.data import cache as module
 from csc.data.cache import NodeCache
-from csc.data.features import FeatureShards, write_maps
+from csc.data.feature_maps import FeatureShards, write_maps
 from csc.data.shards import ImageShards
 from csc.errors import BadConfig, BadData, CscError
 from csc.storage import locked

@@ -19,21 +19,21 @@ from torch import nn
 
 from csc.artifacts import Origin
 from csc.data.dataset import Dataset
-from csc.data.features import (
+from csc.data.feature_maps import (
     CARD,
     WEIGHTS,
     FeatureShards,
     Maps,
     backbone_weights,
     features_key,
-    read_features,
-    view_uri,
+    read_feature_card,
+    variant_uri,
     write_maps,
 )
 from csc.data.ingest.digits import ingest_digits
 from csc.data.ingest.writer import WriteOptions
 from csc.data.loading import image_batches
-from csc.data.maps import map_batches
+from csc.data.map_batches import map_batches
 from csc.data.order import BatchRows
 from csc.data.scores import write_scores
 from csc.data.views import View
@@ -93,14 +93,14 @@ def refusal(action: Callable[[], object]) -> str:
 
 def test_maps_are_what_the_backbone_sees(data: str, views: dict[int, View]):
     features = embedded(data)
-    card = read_features(features)
+    card = read_feature_card(features)
     config = settings(*FROZEN)
     torch.manual_seed(config.seed * 1_000 + 1)
     network = Network(build_backbone(config.backbone), torch.nn.Identity(), card.mean, card.std).eval()
     images = next(plain(views[2], [range(ROWS)], size=config.input.size, workers=0)).images
     with torch.inference_mode():
         expected = network.features(images)
-    found = next(map_batches(views[2], features, [(0, [BatchRows(range(ROWS))])], 0, views=1))
+    found = next(map_batches(views[2], features, [(0, [BatchRows(range(ROWS))])], 0, variants=1))
     assert found.images.dtype == torch.float16
     assert found.images.is_contiguous(memory_format=torch.channels_last)
     assert tuple(found.images.shape[1:]) == card.shape
@@ -134,12 +134,12 @@ def test_the_network_that_embeds_is_folded_and_the_weights_next_to_the_maps_are_
     assert set(kept) == set(backbone.state_dict())
     assert all(torch.equal(value, given[name.removeprefix("net.")]) for name, value in kept.items())
     backbone.load_state_dict(kept)
-    card = read_features(features)
+    card = read_feature_card(features)
     network = Network(backbone, nn.Identity(), card.mean, card.std).eval()
     images = next(plain(views[1], [range(ROWS)], size=32, workers=0)).images
     with torch.inference_mode():
         expected = network.features(images)
-    found = next(map_batches(views[1], features, [(0, [BatchRows(range(ROWS))])], 0, views=0)).images
+    found = next(map_batches(views[1], features, [(0, [BatchRows(range(ROWS))])], 0, variants=0)).images
     torch.testing.assert_close(found.float(), expected, **HALF)
 
 
@@ -156,8 +156,8 @@ def test_nothing_next_to_the_maps_reveals_a_label(data: str):
 
 def test_augmented_views_are_maps_of_augmented_images(data: str, views: dict[int, View]):
     features = embedded(data, "input.augment=true", "features.views=2")
-    card = read_features(features)
-    assert card.views == 2
+    card = read_feature_card(features)
+    assert card.variants == 2
     config = settings()
     torch.manual_seed(config.seed * 1_000 + 1)
     network = Network(build_backbone(config.backbone), torch.nn.Identity(), card.mean, card.std).eval()
@@ -181,11 +181,11 @@ def test_one_loader_makes_a_view_and_the_position_of_an_image_decides_its_augmen
         "csc.data.loading.image_batches",
         lambda *arguments, **options: (loaders.append(options), image_batches(*arguments, **options))[1],
     )
-    for module in ("csc.steps.embed", "csc.data.features"):
+    for module in ("csc.steps.embed", "csc.data.feature_maps"):
         monkeypatch.setattr(f"{module}.BATCH_ROWS", 16)  # borders of batches and of shards are not the same
     features = embedded(copied(sharded, tmp_path / "set"), "input.augment=true")
     assert len(loaders) == 2
-    config, card, table = settings(), read_features(features), sharded.labels().drop_columns("labels")
+    config, card, table = settings(), read_feature_card(features), sharded.labels().drop_columns("labels")
     torch.manual_seed(config.seed * 1_000 + 1)
     network = Network(build_backbone(config.backbone), torch.nn.Identity(), card.mean, card.std).eval()
     for shard in range(3):
@@ -201,12 +201,12 @@ def test_one_loader_makes_a_view_and_the_position_of_an_image_decides_its_augmen
 def test_training_draws_from_the_augmented_views_and_changes_them_by_epoch(data: str, views: dict[int, View]):
     features = embedded(data, "input.augment=true", "features.views=3")
     plan = [(epoch, [BatchRows(range(ROWS))]) for epoch in range(2)]
-    first, second = (batch.images for batch in map_batches(views[1], features, plan, 7, views=3))
-    plain = next(map_batches(views[1], features, plan, 7, views=0)).images
-    again = next(map_batches(views[1], features, plan, 7, views=3)).images
+    first, second = (batch.images for batch in map_batches(views[1], features, plan, 7, variants=3))
+    plain = next(map_batches(views[1], features, plan, 7, variants=0)).images
+    again = next(map_batches(views[1], features, plan, 7, variants=3)).images
     assert torch.equal(first, again)
-    only = next(map_batches(views[1], features, plan, 7, views=1)).images
-    card, columns = read_features(features), [views[1].table[name].to_pylist() for name in ("shard", "row")]
+    only = next(map_batches(views[1], features, plan, 7, variants=1)).images
+    card, columns = read_feature_card(features), [views[1].table[name].to_pylist() for name in ("shard", "row")]
     of_first_view = [FeatureShards(features, 1, card.shape).map(*position) for position in zip(*columns, strict=True)]
     assert np.array_equal(only.permute(0, 2, 3, 1).numpy(), np.stack(of_first_view[:ROWS]))  # there are three
     assert not torch.equal(first, second)
@@ -222,17 +222,17 @@ def test_finished_maps_are_not_made_again(data: str, monkeypatch: pytest.MonkeyP
 
 def test_more_views_keep_those_that_are_there(data: str):
     features = embedded(data, "input.augment=true")
-    plain = Path(view_uri(features, 0), "00000.arrow")
+    plain = Path(variant_uri(features, 0), "00000.arrow")
     before = plain.stat()
     assert embedded(data, "input.augment=true", "features.views=2") == features
     assert plain.stat().st_mtime_ns == before.st_mtime_ns
-    assert read_features(features).views == 2
+    assert read_feature_card(features).variants == 2
 
 
 def test_an_embedding_that_was_cut_off_goes_on(data: str, monkeypatch: pytest.MonkeyPatch):
     whole = embedded(data, "input.augment=true", "features.views=2")
-    files = {path.name: path.read_bytes() for path in Path(view_uri(whole, 2)).iterdir()}
-    for path in (Path(whole, CARD), *Path(view_uri(whole, 2)).iterdir()):
+    files = {path.name: path.read_bytes() for path in Path(variant_uri(whole, 2)).iterdir()}
+    for path in (Path(whole, CARD), *Path(variant_uri(whole, 2)).iterdir()):
         path.unlink()
     made: list[int] = []
     make = step._Embedding._make
@@ -241,7 +241,7 @@ def test_an_embedding_that_was_cut_off_goes_on(data: str, monkeypatch: pytest.Mo
     )
     assert embedded(data, "input.augment=true", "features.views=2") == whole
     assert made == [2]
-    assert {path.name: path.read_bytes() for path in Path(view_uri(whole, 2)).iterdir()} == files
+    assert {path.name: path.read_bytes() for path in Path(variant_uri(whole, 2)).iterdir()} == files
 
 
 class Killed(BaseException):
@@ -334,7 +334,7 @@ def test_of_two_embeddings_at_once_the_slower_spoils_nothing(
     features = Path(embedded(data))
     assert len(begun) == 2
     assert contents(features) == whole
-    assert read_features(str(features)).views == 2
+    assert read_feature_card(str(features)).variants == 2
     for view, shards in enumerate((4, 3, 3)):
         index = json.loads((features / f"view-{view:02d}" / "index.json").read_text())
         files = sorted((features / f"view-{view:02d}").glob("*.arrow"))
@@ -378,7 +378,7 @@ def test_what_decides_a_map_is_in_the_key(dataset: Dataset, item: str):
     assert features_key(settings(*FROZEN), "other data") not in names
 
 
-@pytest.mark.parametrize("changed", ["csc.data.features.sources_digest", "csc.data.features.metadata.version"])
+@pytest.mark.parametrize("changed", ["csc.data.feature_maps.sources_digest", "csc.data.feature_maps.metadata.version"])
 def test_maps_of_other_code_lie_elsewhere(dataset: Dataset, changed: str, monkeypatch: pytest.MonkeyPatch):
     before = features_key(settings(*FROZEN), dataset.fingerprint)
     monkeypatch.setattr(changed, lambda *_: "other")
@@ -389,9 +389,9 @@ def test_weights_that_were_damaged_on_this_node_are_fetched_again(
     data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     uri = embedded(data)
-    card, weights = read_features(uri), Path(uri, WEIGHTS)
+    card, weights = read_feature_card(uri), Path(uri, WEIGHTS)
     monkeypatch.setenv("CSC_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("csc.data.features.read_features", lambda _: card)
+    monkeypatch.setattr("csc.data.feature_maps.read_feature_card", lambda _: card)
     monkeypatch.setattr("csc.data.cache.download", lambda _, path: shutil.copyfile(weights, path))
     copy = backbone_weights("s3://bucket/maps")
     flip(copy)
@@ -428,7 +428,7 @@ def test_training_on_maps_is_training_with_a_frozen_backbone(data: str, bench: B
     """Equal up to the half precision of the maps."""
     config = settings(*FROZEN)
     features = embedded(data)
-    card = read_features(features)
+    card = read_feature_card(features)
 
     def losses(images: bool) -> list[float]:
         torch.manual_seed(config.seed * 1_000 + 1)
@@ -477,11 +477,11 @@ def test_a_step_refuses_to_embed_without_being_asked_to(data: str):
 
 def test_maps_that_are_not_there_are_named(tmp_path: Path, views: dict[int, View]):
     with pytest.raises(BadData, match=r"features\.json") as error:
-        map_batches(views[1], str(tmp_path), [(0, [BatchRows([0, 1])])], 0, views=0)
+        map_batches(views[1], str(tmp_path), [(0, [BatchRows([0, 1])])], 0, variants=0)
     assert one_line(error)
     (tmp_path / CARD).write_text(json.dumps({"key": "x"}))
     with pytest.raises(BadData, match="embed again"):
-        read_features(str(tmp_path))
+        read_feature_card(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -502,13 +502,13 @@ def test_maps_that_are_not_there_are_named(tmp_path: Path, views: dict[int, View
 def test_a_card_with_values_of_another_kind_is_refused(data: str, wrong: dict[str, Any]):
     card = Path(embedded(data), CARD)
     card.write_text(json.dumps(json.loads(card.read_text()) | wrong))
-    for read in (lambda: read_features(str(card.parent)), lambda: embedded(data)):
+    for read in (lambda: read_feature_card(str(card.parent)), lambda: embedded(data)):
         assert refusal(read).startswith(f"{card}: ")
 
 
 @pytest.mark.parametrize("content", ["{}", "[1]", "[{}]", '[{"rows": "x"}]', "5"])
 def test_an_index_of_another_form_is_refused(data: str, content: str):
-    index = Path(view_uri(embedded(data), 0), "index.json")
+    index = Path(variant_uri(embedded(data), 0), "index.json")
     index.write_text(content)
     assert refusal(lambda: embedded(data)).startswith(f"{index}: ")
 
@@ -538,7 +538,7 @@ def test_a_shard_with_too_few_rows_or_other_maps_is_refused(
     rows: int, shape: tuple[int, int, int], reason: str, tmp_path: Path
 ):
     channels, height, width = shape
-    file = Path(view_uri(str(tmp_path), 0), "00000.arrow")
+    file = Path(variant_uri(str(tmp_path), 0), "00000.arrow")
     file.parent.mkdir()
     write_maps([np.zeros((rows, height, width, channels), np.float16)], shape, file)
     entry = {"rows": rows, "bytes": file.stat().st_size, "sha256": sha256_file(file)}
@@ -564,7 +564,7 @@ def test_maps_that_do_not_fit_on_the_disk_are_one_line_and_leave_nothing(data: s
         embedded(data)
     assert one_line(error)
     assert contents(Path(data, "features")) == {}
-    assert read_features(embedded(data)).views == 0
+    assert read_feature_card(embedded(data)).variants == 0
 
 
 def test_scores_that_do_not_fit_on_the_disk_are_one_line_and_leave_nothing(tmp_path: Path, views: dict[int, View]):

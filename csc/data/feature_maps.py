@@ -1,9 +1,12 @@
 """Cached feature maps: what a frozen backbone sees in each image, computed once per data set, weights and size.
 
+The embed step makes the folder with what is here, and `map_batches` reads batches from it. What pipelines and steps
+call `features` is its uri, here and elsewhere `uri` or `maps_uri`.
+
     features/<key>/features.json        the card; written last, so its presence means that the maps are complete
     features/<key>/backbone.safetensors the weights the maps were made with; a model trained on them carries these on
     features/<key>/view-00/NNNNN.arrow  float16 maps in the row order of the image shards, and index.json
-    features/<key>/view-VV/NNNNN.arrow  the same for augmented views of the training images, from 01
+    features/<key>/view-VV/NNNNN.arrow  the same for augmented variants of the training images, from 01
 
 The folder is in the data set, local or remote. Everything that decides a map is in the key, so files never go stale.
 """
@@ -41,9 +44,9 @@ __all__ = [
     "features_uri",
     "has_weights",
     "map_channels",
-    "read_features",
+    "read_feature_card",
     "refuse_leaky",
-    "view_uri",
+    "variant_uri",
     "write_maps",
 ]
 
@@ -70,20 +73,20 @@ class WeightsFile(msgspec.Struct, frozen=True):
     sha256: str
 
 
-class FeatureCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class FeatureCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"variants": "views"}):
     """What cached maps are maps of.
 
     Attributes:
         key: name of the folder.
         shape: of one map (channels, height, width); on disk the channels come last, as the heads read them.
-        views: how many augmented views of each training image there are, besides the plain one.
+        variants: how many augmented variants of each training image there are, besides the plain one.
         backbone: the weights they were made with.
         initialisation: where the weights came from, as in a model card.
     """
 
     key: str
     shape: tuple[Count, Count, Count]
-    views: Count
+    variants: Count
     backbone: WeightsFile
     initialisation: dict[str, Any]
     mean: tuple[float, ...]
@@ -109,11 +112,11 @@ def _weights(config: Config) -> str:
 
 
 def features_uri(dataset: Dataset, key: str) -> str:
-    """The address of the maps of a data set."""
+    """The uri of the maps of a data set."""
     return join(dataset.uri, "features", key)
 
 
-def read_features(uri: str) -> FeatureCard:
+def read_feature_card(uri: str) -> FeatureCard:
     """Read the card of finished maps."""
     card = join(uri, CARD)
     if not exists(card):
@@ -125,8 +128,8 @@ def read_features(uri: str) -> FeatureCard:
 
 
 def map_channels(uri: str) -> int:
-    """The channels of cached maps; 0 without any (an empty address)."""
-    return read_features(uri).shape[0] if uri else 0
+    """The channels of cached maps; 0 without any (an empty uri)."""
+    return read_feature_card(uri).shape[0] if uri else 0
 
 
 def refuse_leaky(card: FeatureCard, config: Config) -> None:
@@ -147,7 +150,7 @@ def has_weights(uri: str, card: FeatureCard) -> bool:
 
 def backbone_weights(uri: str) -> Path:
     """The file of the weights that the maps were made with, on this machine."""
-    file, card = join(uri, WEIGHTS), read_features(uri)
+    file, card = join(uri, WEIGHTS), read_feature_card(uri)
     if is_remote(file):
         cache, sha256 = NodeCache.of_this_node(), card.backbone.sha256
         copy = cache.fetch(file, sha256, card.backbone.bytes, REMEDY)
@@ -160,9 +163,9 @@ def backbone_weights(uri: str) -> Path:
     return local_path(file)
 
 
-def view_uri(uri: str, view: int) -> str:
-    """The folder of one view: 0 is the plain one."""
-    return join(uri, f"view-{view:02d}")
+def variant_uri(uri: str, variant: int) -> str:
+    """The folder of one variant: 0 is the plain one."""
+    return join(uri, f"view-{variant:02d}")
 
 
 def write_maps(batches: Iterable[Maps], shape: tuple[int, int, int], path: Path) -> int:
@@ -182,12 +185,12 @@ def write_maps(batches: Iterable[Maps], shape: tuple[int, int, int], path: Path)
 
 
 class FeatureShards:
-    """Random access to the maps of one view, without a copy; a shard is opened when it is first asked for."""
+    """Random access to the maps of one variant, without a copy; a shard is opened when it is first asked for."""
 
-    def __init__(self, uri: str, view: int, shape: tuple[int, int, int]) -> None:
+    def __init__(self, uri: str, variant: int, shape: tuple[int, int, int]) -> None:
         channels, height, width = shape
         self.shape = (height, width, channels)
-        self._files = ShardFiles(view_uri(uri, view), "map", REMEDY)
+        self._files = ShardFiles(variant_uri(uri, variant), "map", REMEDY)
         self._arrays: dict[int, list[Maps]] = {}
 
     def map(self, shard: int, row: int) -> Maps:

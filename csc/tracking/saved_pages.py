@@ -1,7 +1,7 @@
-"""Saved views of an experiment: what MLflow's pages show of our runs before anyone has chosen a column.
+"""Saved pages of an experiment: what MLflow shows of our runs before anyone has chosen a column.
 
-MLflow keeps a saved view as a tag of the experiment, `mlflow.sharedViewState.<id>`: JSON with a name, two times and the
-state of the page, itself JSON, compressed. `?viewStateShareKey=<id>` opens it.
+MLflow calls them views, and keeps each as a tag of the experiment, `mlflow.sharedViewState.<id>`: JSON with a name, two
+times and the state of the page, itself JSON, compressed. `?viewStateShareKey=<id>` opens it.
 """
 
 import base64
@@ -10,7 +10,7 @@ import time
 import zlib
 from typing import Any
 
-__all__ = ["FIGURES", "saved_views", "view_path"]
+__all__ = ["FIGURES", "page_path", "saved_pages"]
 
 # The images of a scenario's run. MLflow puts what is before the slash above the charts of a run's metrics.
 FIGURES = ("figures/mAP by task", "figures/AP by task", "figures/reliability")
@@ -25,8 +25,8 @@ _CURVES = ("mAP", "CF1", "OF1", "forgetting", "ECE", "FPR")
 _SECTIONS = {"csc-curves-by-task": "After each task", "csc-figures": "Figures"}
 
 
-def saved_views() -> dict[str, str]:
-    """The tags of an experiment that hold its views: a table of scenario runs, the best first, and curves by task."""
+def saved_pages() -> dict[str, str]:
+    """The tags of an experiment that hold its pages: a table of scenario runs, the best first, and curves by task."""
     curves = {
         "compareRunCharts": [*map(_curve, _CURVES), *map(_images, FIGURES)],
         "compareRunSections": [
@@ -41,14 +41,14 @@ def saved_views() -> dict[str, str]:
     }
 
 
-def view_path(experiment_id: str, view: str) -> str:
-    """The address of a view on a tracking server.
+def page_path(experiment_id: str, page: str) -> str:
+    """The address of a saved page on a tracking server.
 
-    >>> view_path("1", "curves")
+    >>> page_path("1", "curves")
     '/#/experiments/1/runs?viewStateShareKey=csc-curves&compareRunsMode=CHART&workflowType=machine_learning'
     """
-    mode = "CHART" if view == "curves" else "TABLE"
-    state = f"viewStateShareKey=csc-{view}&compareRunsMode={mode}&workflowType=machine_learning"
+    mode = "CHART" if page == "curves" else "TABLE"
+    state = f"viewStateShareKey=csc-{page}&compareRunsMode={mode}&workflowType=machine_learning"
     return f"/#/experiments/{experiment_id}/runs?{state}"
 
 
