@@ -89,8 +89,8 @@ class ModelCard:
         """How many of its classes earlier tasks have brought."""
         return len(self.classes) - len(self.new)
 
-    def settings(self) -> Config:
-        """The configuration the model was trained with."""
+    def resolved_config(self) -> Config:
+        """The configuration that the model was trained with."""
         return resolve(Scenario.parse(self.scenario).dataset, self.config)
 
     @property
@@ -101,14 +101,14 @@ class ModelCard:
     @property
     def thresholds(self) -> dict[str, float]:
         """Above which confidence each class counts as present; the setting for classes that have none of their own."""
-        own, default = self.calibration.get("thresholds", {}), self.settings().threshold
+        own, default = self.calibration.get("thresholds", {}), self.resolved_config().threshold
         return {name: float(own.get(name, default)) for name in self.classes}
 
     def artifact_metadata(self) -> dict[str, str | int]:
         """What the model is, in few words; a cluster stores them with every step that uses it."""
         return {
             "display_name": f"{self.scenario} {self.method}, task {self.task} of {self.tasks}",
-            "seed": self.settings().seed,
+            "seed": self.resolved_config().seed,
             "classes": len(self.classes),
         }
 
@@ -186,7 +186,7 @@ def read_card(folder: Path) -> ModelCard:
 def _contradiction(card: ModelCard) -> str:
     """What no model can be, or nothing; its types are right."""
     try:
-        sizes, config = card.task_sizes, card.settings()
+        sizes, config = card.task_sizes, card.resolved_config()
     except (BadConfig, BadScenario) as error:
         return str(error)
     if len(set(card.classes)) != len(card.classes) or len(sizes) != card.task:
@@ -225,7 +225,7 @@ def load_network(folder: Path, *, map_channels: int = 0) -> tuple["Network", Mod
 
     card = read_card(folder)
     check_files(folder, card)
-    config = card.settings()
+    config = card.resolved_config()
     weights = load_tensors(folder / WEIGHTS)
     if not weights:
         raise BadModel(f"{folder / WEIGHTS}: no such file, or no weights in it")

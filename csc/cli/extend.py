@@ -168,7 +168,7 @@ def _check_classes(arguments: Namespace, card: ModelCard, dataset: Dataset) -> N
 
 def _settings(arguments: Namespace, card: ModelCard) -> Config:
     """The model's own settings with what the command line sets; cached maps are of the old data, so images are read."""
-    dataset, then = Scenario.parse(card.scenario).dataset, card.settings()
+    dataset, then = Scenario.parse(card.scenario).dataset, card.resolved_config()
     own = json.loads(differences(dataset, then))
     chosen = {"method": own.pop("method"), "seed": own.pop("seed")} | overrides_of(arguments)
     config = resolve(dataset, merged(chosen, {"features": {"views": 0}}), shared=own)

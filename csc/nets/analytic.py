@@ -32,23 +32,23 @@ class AnalyticHead(Head):
     W_r is uniform in ±1/√D, as PyTorch initialises linear layers, and follows from the seed alone.
     """
 
-    def __init__(self, channels: int, classes: int, config: "RidgeSettings", seed: int) -> None:
+    def __init__(self, channels: int, classes: int, settings: "RidgeSettings", seed: int) -> None:
         super().__init__()
-        self.channels, self.config, self.seed = channels, config, seed
-        pooled = 2 * channels if config.pooling == "mean_max" else channels
+        self.channels, self.settings, self.seed = channels, settings, seed
+        pooled = 2 * channels if settings.pooling == "mean_max" else channels
         self.register_buffer("mean", torch.zeros(pooled))
         self.register_buffer("std", torch.ones(pooled))
-        if config.hidden:
+        if settings.hidden:
             generator = torch.Generator().manual_seed(seed)
-            uniform = torch.rand(config.hidden, pooled, generator=generator)
+            uniform = torch.rand(settings.hidden, pooled, generator=generator)
             self.register_buffer("expansion", (2 * uniform - 1) * pooled**-0.5)
-        self.linear = nn.Linear(config.hidden or pooled, classes)
+        self.linear = nn.Linear(settings.hidden or pooled, classes)
         self.register_buffer("scale", torch.ones(classes))
         self.register_buffer("shift", torch.zeros(classes))
 
     def resized(self, classes: int) -> "AnalyticHead":
         """A head with the same settings and fresh weights for another number of classes."""
-        return AnalyticHead(self.channels, classes, self.config, self.seed)
+        return AnalyticHead(self.channels, classes, self.settings, self.seed)
 
     def logits_and_features(self, maps: Tensor) -> tuple[Tensor, Tensor]:
         """Logits, and h (B, hidden or features) that they are read from."""
@@ -59,9 +59,9 @@ class AnalyticHead(Head):
     def pooled(self, maps: Tensor) -> Tensor:
         """(B, channels, h, w) → v (B, D)."""
         mean = maps.mean(dim=(2, 3))
-        if self.config.pooling == "root":
+        if self.settings.pooling == "root":
             return mean.sign() * mean.abs().sqrt()
-        return torch.cat([mean, maps.amax(dim=(2, 3))], dim=1) if self.config.pooling == "mean_max" else mean
+        return torch.cat([mean, maps.amax(dim=(2, 3))], dim=1) if self.settings.pooling == "mean_max" else mean
 
     def standardise(self, pooled: Tensor) -> None:
         """Take μ and σ from some images (images, D)."""
@@ -79,4 +79,4 @@ class AnalyticHead(Head):
     def expanded(self, pooled: Tensor) -> Tensor:
         """Pooled features v (B, D) → h (B, `hidden` or D)."""
         standard = (pooled - cast(Tensor, self.mean)) / cast(Tensor, self.std)
-        return linear(standard, cast(Tensor, self.expansion)).relu() if self.config.hidden else standard
+        return linear(standard, cast(Tensor, self.expansion)).relu() if self.settings.hidden else standard

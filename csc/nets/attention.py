@@ -40,26 +40,31 @@ class IncrementalCrossAttention(Head):
     have PyTorch's defaults. `task_sizes` says how many classes each task has brought.
     """
 
-    def __init__(self, channels: int, task_sizes: Sequence[int], config: "KrtSettings") -> None:
+    def __init__(self, channels: int, task_sizes: Sequence[int], settings: "KrtSettings") -> None:
         super().__init__()
-        self.channels, self.task_sizes, self.classes, self.config = channels, tuple(task_sizes), sum(task_sizes), config
-        width = config.width
+        self.channels, self.task_sizes, self.classes, self.settings = (
+            channels,
+            tuple(task_sizes),
+            sum(task_sizes),
+            settings,
+        )
+        width = settings.width
         self.projection = nn.Conv2d(channels, width, 1)
         self.position = nn.Parameter(torch.empty(1, width, GRID, GRID))
         self.transfer = nn.Parameter(torch.empty(1, width))
         self.tokens = nn.ParameterList(torch.empty(1, width) for _ in task_sizes)
-        self.block = ClassAttention(width, config.heads)
+        self.block = ClassAttention(width, settings.heads)
         self.heads = nn.ModuleList(nn.Sequential(nn.LayerNorm(width), nn.Linear(width, size)) for size in task_sizes)
         nn.init.kaiming_normal_(self.projection.weight, mode="fan_out")
         for layer in [*self.block.modules(), *self.heads[0].modules()]:
             if isinstance(layer, nn.Linear):
-                nn.init.normal_(layer.weight, std=config.init_std)
+                nn.init.normal_(layer.weight, std=settings.init_std)
         for token in (self.position, self.transfer, *self.tokens):
             nn.init.trunc_normal_(token, std=0.02)
 
     def resized(self, classes: int) -> "IncrementalCrossAttention":
         """A head with the same settings and fresh weights, with one more task for the classes that came."""
-        return IncrementalCrossAttention(self.channels, (*self.task_sizes, classes - self.classes), self.config)
+        return IncrementalCrossAttention(self.channels, (*self.task_sizes, classes - self.classes), self.settings)
 
     def old_parameters(self) -> list[str]:
         """Names of the tokens and classifiers of all tasks but the last."""

@@ -44,8 +44,8 @@ class Initialisation:
         leak = ", COCO LABELS LEAKED" if self.leaky else ""
         return self.kind if self.kind == "scratch" else f"{self.kind} {self.source}{digest}{leak}"
 
-    def facts(self) -> dict[str, Any]:
-        """What cards say of it."""
+    def to_plain(self) -> dict[str, Any]:
+        """What the cards of models and of feature maps say of it."""
         return {**asdict(self), "text": str(self)}
 
 
@@ -126,39 +126,39 @@ class StoredBackbone(nn.Module):
         }
 
 
-def build_backbone(config: BackboneSettings) -> Backbone:
+def build_backbone(settings: BackboneSettings) -> Backbone:
     """Make a timm model without its classifier, with random weights."""
     import timm
 
-    options = {} if config.output_stride == 32 else {"output_stride": config.output_stride}
+    options = {} if settings.output_stride == 32 else {"output_stride": settings.output_stride}
     try:
-        net = timm.create_model(config.name, pretrained=False, num_classes=0, global_pool="", **options)
+        net = timm.create_model(settings.name, pretrained=False, num_classes=0, global_pool="", **options)
     except (RuntimeError, TypeError, AssertionError, NotImplementedError, ValueError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise BadConfig(
-            f"backbone.name={config.name}: timm cannot build it with {options or 'its defaults'} ({reason})"
+            f"backbone.name={settings.name}: timm cannot build it with {options or 'its defaults'} ({reason})"
         ) from None
     return Backbone(net)
 
 
 def normalisation(backbone: Backbone) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of the inputs that the weights expect."""
-    config = backbone.net.pretrained_cfg
-    return tuple(config["mean"]), tuple(config["std"])
+    expected = backbone.net.pretrained_cfg
+    return tuple(expected["mean"]), tuple(expected["std"])
 
 
-def initialise(config: BackboneSettings, init: str, *, allow_leaky: bool) -> tuple[Backbone, Initialisation]:
+def initialise(settings: BackboneSettings, init: str, *, allow_leaky: bool) -> tuple[Backbone, Initialisation]:
     """Make the backbone of a base task.
 
     `init` is `scratch`, `hub` (timm's weights for the name) or the path of a safetensors file. With `allow_leaky`,
     weights that were fine-tuned on COCO labels are accepted, and marked in every result.
     """
-    backbone = build_backbone(config)
+    backbone = build_backbone(settings)
     if init == "scratch":
         return backbone, Initialisation("scratch", "random", "")
-    path = weights_file(str(from_hub(config.name)) if init == "hub" else init)
+    path = weights_file(str(from_hub(settings.name)) if init == "hub" else init)
     leaky = _load_file(backbone, path, allow_leaky)
-    kind, source = ("hub", config.name) if init == "hub" else ("file", path.name)
+    kind, source = ("hub", settings.name) if init == "hub" else ("file", path.name)
     return backbone, Initialisation(kind, source, sha256_file(path), leaky)
 
 

@@ -38,51 +38,51 @@ class CIGCN(Head):
     Every class-sized tensor has its classes on the leading axes, so growth is a copy into the top-left block.
     """
 
-    def __init__(self, channels: int, classes: int, config: "CigcnSettings") -> None:
+    def __init__(self, channels: int, classes: int, settings: "CigcnSettings") -> None:
         super().__init__()
-        self.channels, self.classes, self.config = channels, classes, config
-        nodes = channels if config.plain else config.width
-        columns = config.rank or classes
+        self.channels, self.classes, self.settings = channels, classes, settings
+        nodes = channels if settings.plain else settings.width
+        columns = settings.rank or classes
         self.class_maps = nn.Linear(channels, classes, bias=False)
-        self.transform: nn.Identity | nn.Linear = nn.Identity() if config.plain else nn.Linear(channels, nodes)
-        if config.correlation == "G->S":
+        self.transform: nn.Identity | nn.Linear = nn.Identity() if settings.plain else nn.Linear(channels, nodes)
+        if settings.correlation == "G->S":
             # 1 / √n of the full form; nodes start alike, so hubs of n / r of them need it smaller by √(n / r).
             bound = min(classes, columns) ** 0.5 / classes
             self.general_cm = nn.Parameter(torch.empty(classes, columns).uniform_(-bound, bound))
         else:
             self.register_buffer("statistical_cm", torch.eye(classes))
-        if config.rank:  # Q starts as the identity, wrapped around: class i is in hub i mod r
-            self.hubs = nn.Parameter(one_hot(torch.arange(classes) % config.rank, config.rank).float())
-        self.W_g = nn.Linear(nodes, config.width, bias=not config.plain)
-        if config.correlation != "Z->Z":
-            self.pooled = nn.Linear(config.width, config.width)
-            self.pooled_norm = nn.BatchNorm1d(config.width)
-            self.specific_cm = nn.Linear(2 * config.width, columns)
-        self.W_s = nn.Linear(config.width, config.width, bias=not config.plain)
-        self.output = nn.Linear(config.width, classes)
+        if settings.rank:  # Q starts as the identity, wrapped around: class i is in hub i mod r
+            self.hubs = nn.Parameter(one_hot(torch.arange(classes) % settings.rank, settings.rank).float())
+        self.W_g = nn.Linear(nodes, settings.width, bias=not settings.plain)
+        if settings.correlation != "Z->Z":
+            self.pooled = nn.Linear(settings.width, settings.width)
+            self.pooled_norm = nn.BatchNorm1d(settings.width)
+            self.specific_cm = nn.Linear(2 * settings.width, columns)
+        self.W_s = nn.Linear(settings.width, settings.width, bias=not settings.plain)
+        self.output = nn.Linear(settings.width, classes)
 
     def resized(self, classes: int) -> "CIGCN":
         """See `Head`."""
-        return CIGCN(self.channels, classes, self.config)
+        return CIGCN(self.channels, classes, self.settings)
 
     def logits_and_features(self, maps: Tensor) -> tuple[Tensor, Tensor]:
         """Logits, and the class nodes (B, n, D2) that the graph's part of them is read from."""
         F = maps.flatten(2).transpose(1, 2).contiguous()  # (B, P, channels), P = h·w; channels-last maps as is
         S = self.class_maps(F)  # (B, P, n)
-        y_cls = S.amax(dim=1) if self.config.pooling == "max" else S.mean(dim=1)
+        y_cls = S.amax(dim=1) if self.settings.pooling == "max" else S.mean(dim=1)
         V0 = self.label_nodes(self.masks(S), F)
         V1 = self.general_gcn(V0)
         V2 = self.specific_gcn(V1)
-        nodes = V2 if self.config.plain else V0 + V2
+        nodes = V2 if self.settings.plain else V0 + V2
         y_gcn = (nodes * self.output.weight).sum(dim=2) + self.output.bias  # each class reads its own node
         total: Tensor = y_cls + y_gcn
-        return total / 2 if self.config.fusion == "mean" else total, nodes
+        return total / 2 if self.settings.fusion == "mean" else total, nodes
 
     def masks(self, S: Tensor) -> Tensor:
         """Normalise the class activation maps (B, P, n) to masks of the same shape."""
-        if self.config.masks == "sigmoid":
+        if self.settings.masks == "sigmoid":
             return S.sigmoid()
-        return S.softmax(dim=1 if self.config.mask_axis == "spatial" else 2)
+        return S.softmax(dim=1 if self.settings.mask_axis == "spatial" else 2)
 
     def masked(self, maps: Tensor, column: int) -> Tensor:
         """Maps (B, channels, h, w) under the mask of a class (B, channels): its V0 before T."""
@@ -102,43 +102,43 @@ class CIGCN(Head):
 
     def general_matrix(self) -> Tensor:
         """A_g, or the statistical matrix instead of it (n, n); P (n, r) of a low-rank A_g."""
-        return self.general_cm if self.config.correlation == "G->S" else cast(Tensor, self.statistical_cm)
+        return self.general_cm if self.settings.correlation == "G->S" else cast(Tensor, self.statistical_cm)
 
     def correlation(self) -> tuple[str, Tensor]:
         """See `Head`; a low-rank form is multiplied out."""
         matrix = self.general_matrix()
-        name = "A_g" if self.config.correlation == "G->S" else "Z"
-        return name, matrix @ self.hubs.T if self.config.rank else matrix
+        name = "A_g" if self.settings.correlation == "G->S" else "Z"
+        return name, matrix @ self.hubs.T if self.settings.rank else matrix
 
     def gathered(self, A: Tensor, V: Tensor) -> Tensor:
         """A V: what each node gathers from the nodes V (B, n, D), or from the hubs if the graph has them.
 
         A is one matrix for all images (n, n or r), or one per image (B, n, n or r).
         """
-        sources = _product(self.hubs.T, V) if self.config.rank else V
+        sources = _product(self.hubs.T, V) if self.settings.rank else V
         return _product(A, sources)
 
     def general_gcn(self, V0: Tensor) -> Tensor:
         """(B, n, D) → (B, n, D1): relations that hold for all images."""
         U = self.gathered(self.general_matrix(), V0)
-        if self.config.plain:
+        if self.settings.plain:
             return _activated(self.W_g(U))
         return V0 + _activated(self.W_g(_activated(U)))
 
     def specific_matrix(self, V1: Tensor) -> Tensor:
         """A_s (B, n, n or r): row j holds the weights with which node j gathers, from the image itself; or Z."""
-        if self.config.correlation == "Z->Z":
+        if self.settings.correlation == "Z->Z":
             return cast(Tensor, self.statistical_cm)
         g = _activated(self.pooled_norm(self.pooled(V1.mean(dim=1))))  # (B, D1)
         on_pooled, on_node = self.specific_cm.weight.chunk(2, dim=1)  # W [g ; v] = W' g + W'' v, g never copied n times
         bias = linear(g, on_pooled, self.specific_cm.bias)
         weights = linear(V1, on_node).add_(bias.unsqueeze(1)).sigmoid_()
-        return weights / weights.shape[2] if self.config.divide_specific else weights
+        return weights / weights.shape[2] if self.settings.divide_specific else weights
 
     def specific_gcn(self, V1: Tensor) -> Tensor:
         """(B, n, D1) → (B, n, D2): relations of this image."""
         U = self.gathered(self.specific_matrix(V1), V1)
-        return _activated(self.W_s(U if self.config.plain else _activated(U)))
+        return _activated(self.W_s(U if self.settings.plain else _activated(U)))
 
 
 def _activated(x: Tensor) -> Tensor:

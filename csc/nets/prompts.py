@@ -32,7 +32,7 @@ class PromptedBackbone(nn.Module):
     hold in itself whatever a position would add.
     """
 
-    def __init__(self, backbone: Backbone, config: "L2pSettings") -> None:
+    def __init__(self, backbone: Backbone, settings: "L2pSettings") -> None:
         super().__init__()
         net: Any = backbone.net
         if getattr(net, "cls_token", None) is None or not hasattr(net, "blocks"):
@@ -41,9 +41,9 @@ class PromptedBackbone(nn.Module):
                 f"head=prompts: needs a vision transformer with a class token, backbone.name={name} is none; "
                 "try vit_base_patch16_224.augreg_in21k"
             )
-        self.net, self.channels, self.chosen = net.requires_grad_(False).eval(), backbone.channels, config.chosen
-        self.prompts = nn.Parameter(torch.empty(config.pool, config.length, self.channels).uniform_(-1, 1))
-        self.keys = nn.Parameter(torch.empty(config.pool, self.channels).uniform_(-1, 1))
+        self.net, self.channels, self.chosen = net.requires_grad_(False).eval(), backbone.channels, settings.chosen
+        self.prompts = nn.Parameter(torch.empty(settings.pool, settings.length, self.channels).uniform_(-1, 1))
+        self.keys = nn.Parameter(torch.empty(settings.pool, self.channels).uniform_(-1, 1))
 
     def train(self, mode: bool = True) -> "PromptedBackbone":
         """Set the mode of the pool; the transformer stays in evaluation."""

@@ -33,7 +33,7 @@ class Predictor:
 
     def __init__(self, folder: str | Path) -> None:
         self.network, self.card = load_network(Path(folder))
-        self.size, self.thresholds = self.card.settings().input.size, self.card.thresholds
+        self.size, self.thresholds = self.card.resolved_config().input.size, self.card.thresholds
 
     def confidences(self, images: Iterable[Any]) -> NDArray[np.float32]:
         """Confidences (images, classes) of files, encoded bytes, base64 text, Pillow images or RGB arrays."""

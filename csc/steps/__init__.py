@@ -8,7 +8,7 @@ Arguments of one name mean the same in every step:
 
     origin          the data, from `ingest`, as JSON
     scenario, task  name, for instance `voc-b0c4`, and number of the task, from 1
-    config          settings as JSON
+    config_json     settings; `config` once they are read
     split           `split.json` of the task
     train_view, test_view, metrics, scores, evidence    files of the task, as `csc.artifacts` lists them
     model           model folder

@@ -15,21 +15,21 @@ __all__ = ["build_dataset"]
 
 
 @with_retries
-def build_dataset(origin: str, split: str, config: str, train_out: str, test_out: str) -> None:
+def build_dataset(origin: str, split: str, config_json: str, train_out: str, test_out: str) -> None:
     """Write `train.parquet` and `test.parquet` of one task.
 
     The setting `labels` says what the training view shows, `held_out` what is tested on.
     """
     chosen = Split.read(split)
     task = chosen.task
-    settings = resolve(Scenario.parse(chosen.scenario).dataset, config)
+    config = resolve(Scenario.parse(chosen.scenario).dataset, config_json)
     dataset = Dataset.open(Origin.from_json(origin).data)
-    test = test_view(dataset, task, held_out=settings.held_out)
+    test = test_view(dataset, task, held_out=config.held_out)
     if Scenario.parse(chosen.scenario).added and not set(task.new) & set(dataset.classes):
         train = test.filter(np.zeros(len(test), bool))  # the old data of a model that is extended: only tested
     else:
-        train = train_view(dataset, task, labels=settings.labels, held_out=settings.held_out)
+        train = train_view(dataset, task, labels=config.labels, held_out=config.held_out)
     write_view(train, Path(train_out))
     write_view(test, Path(test_out))
-    tested = "held-out training" if settings.held_out else "test"
+    tested = "held-out training" if config.held_out else "test"
     print(f"task {task.index}/{task.total}: {len(train):,} training images, {len(test):,} {tested} images")

@@ -59,24 +59,24 @@ INDEX = "index.json"  # of a variant: the shards that are finished
 
 
 @with_retries
-def embed(origin: str, scenario: str, config: str) -> str:
+def embed(origin: str, scenario: str, config_json: str) -> str:
     """Make sure that the maps which the settings ask for are there, and return their uri.
 
     Only what is missing or damaged is computed: other shards of an earlier try are kept, and so are variants. Runs that
     make the same maps at once do not spoil them: the first to finish a shard is the one whose shard counts.
     `features.views` says how many variants of a training image there are.
     """
-    settings = resolve(Scenario.parse(scenario).dataset, config)
-    if settings.features.views == 0:
+    config = resolve(Scenario.parse(scenario).dataset, config_json)
+    if config.features.views == 0:
         raise BadConfig("features.views=0: nothing to embed; set features.views=1")
     dataset = Dataset.open(Origin.from_json(origin).data)
-    uri = features_uri(dataset, features_key(settings, dataset.fingerprint))
-    variants = settings.features.views if settings.input.augment else 0
+    uri = features_uri(dataset, features_key(config, dataset.fingerprint))
+    variants = config.features.views if config.input.augment else 0
     if _are_there(uri, variants, dataset):
-        refuse_leaky(read_feature_card(uri), settings)
+        refuse_leaky(read_feature_card(uri), config)
         print(f"data: feature maps are there · {uri}")
     else:
-        _Embedding(settings, dataset, uri).run(variants)
+        _Embedding(config, dataset, uri).run(variants)
     return uri
 
 
@@ -113,7 +113,7 @@ class _IndexChanged(Exception):
 class _Embedding:
     """A frozen backbone at work on a whole data set."""
 
-    def __init__(self, settings: Config, dataset: Dataset, uri: str) -> None:
+    def __init__(self, config: Config, dataset: Dataset, uri: str) -> None:
         from csc.distributed.group import single_process
         from csc.nets.backbone import initialise, normalisation
         from csc.nets.head import Head
@@ -121,16 +121,14 @@ class _Embedding:
         from csc.training.device import for_inference
         from csc.training.start import seed_everything
 
-        self.settings, self.dataset, self.uri = settings, dataset, uri
-        seed_everything(settings.seed, 1)  # random weights are those that the base task would start from
-        backbone, self.initialisation = initialise(
-            settings.backbone, settings.init, allow_leaky=settings.allow_leaky_init
-        )
+        self.config, self.dataset, self.uri = config, dataset, uri
+        seed_everything(config.seed, 1)  # random weights are those that the base task would start from
+        backbone, self.initialisation = initialise(config.backbone, config.init, allow_leaky=config.allow_leaky_init)
         self.mean, self.std = normalisation(backbone)
         self.device = single_process().device
         self.weights = backbone.state_dict()  # a model that learns from maps is saved with these
         network = Network(backbone, Head(), self.mean, self.std)
-        self.network = for_inference(network, settings, self.device)
+        self.network = for_inference(network, config, self.device)
         table = dataset.labels().select(["image_id", "split", "shard", "row"])
         self.shards = [table.filter(pc.equal(table["shard"], number)) for number in range(_shards(table))]
         self.of_training = _shards(table.filter(pc.equal(table["split"], "train")))  # they are the first ones
@@ -139,7 +137,7 @@ class _Embedding:
         """Compute the plain variant of all images and so many augmented ones of the training images; write the card."""
         counts = [self.shards, *[self.shards[: self.of_training]] * variants]
         left = [variant for variant, shards in enumerate(counts) if len(_finished(self.uri, variant)) < len(shards)]
-        print(f"data: feature maps of {self.settings.backbone.name} · {variants + 1} views, {len(left)} to make")
+        print(f"data: feature maps of {self.config.backbone.name} · {variants + 1} views, {len(left)} to make")
         shape = self._shape()
         for variant in left:
             while len(_finished(self.uri, variant)) < len(counts[variant]):
@@ -166,7 +164,7 @@ class _Embedding:
             shape=shape,
             variants=variants,
             backbone=weights,
-            initialisation=self.initialisation.facts(),
+            initialisation=self.initialisation.to_plain(),
             mean=self.mean,
             std=self.std,
         )
@@ -206,7 +204,7 @@ class _Embedding:
         from csc.data.loading import image_batches, workers_for
         from csc.data.order import BatchRows
 
-        settings = self.settings
+        config = self.config
         parts = [
             [range(row, min(row + BATCH_ROWS, end)) for row in range(end - len(shard), end, BATCH_ROWS)]
             for shard, end in zip(shards, accumulate(map(len, shards)), strict=True)
@@ -215,10 +213,10 @@ class _Embedding:
             unlabelled(self.dataset, pa.concat_tables(shards)),
             [(variant, [BatchRows(rows) for shard in parts for rows in shard])],
             seed=None,  # variant, shard and row of an image decide what it looks like, not where an earlier try ended
-            size=settings.input.size,
-            mode=settings.input.decode,
+            size=config.input.size,
+            mode=config.input.decode,
             augment=variant > 0,
-            workers=workers_for(settings.train.workers, self.device),
+            workers=workers_for(config.train.workers, self.device),
         )
         for shard in parts:
             yield (self._feature_maps(batch, bar) for batch in islice(batches, len(shard)))
@@ -236,7 +234,7 @@ class _Embedding:
     def _shape(self) -> tuple[int, int, int]:
         import torch
 
-        side = self.settings.input.size
+        side = self.config.input.size
         with torch.inference_mode():
             image = torch.zeros(1, 3, side, side, dtype=torch.uint8, device=self.device)
             _, channels, height, width = self.network.features(image).shape

@@ -36,7 +36,7 @@ def evaluate(
     judged = {name for name in card.classes if name in view.classes}
     if view.classes != card.classes and not (Scenario.parse(card.scenario).added and judged == set(view.classes)):
         raise BadModel(f"{model}: knows other classes than {test_view}; both must be of the same task")
-    processes = processes_for(card.settings().train.processes, exactly=False)
+    processes = processes_for(card.resolved_config().train.processes, exactly=False)
     files = {"model": model, "test_view": test_view, "scores_out": scores_out, "features": features}
     started = time.monotonic()
     if processes > 1:
@@ -52,7 +52,7 @@ def evaluate(
             scores.confidences,
             scores.targets,
             view.classes,
-            card.settings().threshold,
+            card.resolved_config().threshold,
             best_ap,
             old=sum(name not in card.new for name in view.classes),
             temperature=card.temperature,
@@ -86,7 +86,7 @@ def score(model: str, test_view: str, scores_out: str, features: str) -> None:
     network, card = load_network(Path(model), map_channels=map_channels(features))
     view = read_view(test_view)
     with join_group() as group:
-        batches = confidences(network, view, card.settings(), features, group)
+        batches = confidences(network, view, card.resolved_config(), features, group)
         if not group.is_main:
             for _ in batches:  # its shard of the work, without the writing
                 pass

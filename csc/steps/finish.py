@@ -7,7 +7,7 @@ __all__ = ["finish"]
 
 
 @with_retries
-def finish(scenario: str, data: str, config: str, state: str, extended: str = "") -> None:
+def finish(scenario: str, data: str, config_json: str, state: str, extended: str = "") -> None:
     """Close what a run has left open in MLflow; commands call `close_run`, which does not try again."""
-    if not close_run(scenario, data, config, state, extended):
+    if not close_run(scenario, data, config_json, state, extended):
         print("nothing is left open")

@@ -12,19 +12,19 @@ __all__ = ["prior"]
 
 
 @with_retries
-def prior(origin: str, scenario: str, config: str, task: int, out: str) -> None:
+def prior(origin: str, scenario: str, config_json: str, task: int, out: str) -> None:
     """Write `registered.json` of an earlier task of the same run, as `register` wrote it.
 
     The same run means the same settings and seed, data and code: a window continues a run, it never mixes two. `task`
     is the one whose model is looked for.
     """
     source = Origin.from_json(origin)
-    settings = resolve(Scenario.parse(scenario).dataset, config)
-    name = model_name(scenario, settings.method)
-    found = find_registered_task(name, task, settings.run_key(scenario, source.fingerprint, source.code))
+    config = resolve(Scenario.parse(scenario).dataset, config_json)
+    name = model_name(scenario, config.method)
+    found = find_registered_task(name, task, config.run_key(scenario, source.fingerprint, source.code))
     if found is None:
         raise BadModel(
-            f"no registered model '{name}' of task {task} with seed {settings.seed}, these settings, data "
+            f"no registered model '{name}' of task {task} with seed {config.seed}, these settings, data "
             f"{source.fingerprint[:12]} and code {source.code}; run the tasks up to it with the same arguments first"
         )
     found.write(out)

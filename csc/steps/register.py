@@ -49,7 +49,7 @@ def register(
     tracker.log_inputs(views, prior_task.model.model_id if prior_task is not None else None)
     tracker.log_task(logged.model_id, tracked, numbers.AP, training.epochs)
     name = prior_task.model.name if prior_task is not None else model_name(card.scenario, card.method)
-    kept_back = _kept_back(card.settings().register, numbers.mAP, comparable)
+    kept_back = _kept_back(card.resolved_config().register, numbers.mAP, comparable)
     registered = register_version(tracker, logged, model_fingerprint, name, kept_back)
     tracker.log_scenario(tracked, view.shards_uri)
     task = RegisteredTask(registered, results)
@@ -96,6 +96,6 @@ def _results(
         code_version=card.code_version,
         tasks=(*carried, result),
         held_out=int(card.config["held_out"]),
-        settings=changed_settings(card.scenario, card.settings()),
+        settings=changed_settings(card.scenario, card.resolved_config()),
         data_note=data_note,
     )

@@ -43,7 +43,7 @@ __all__ = ["learn", "train"]
 
 @with_retries
 def train(
-    config: str,
+    config_json: str,
     split: str,
     train_view: str,
     out: str,
@@ -60,25 +60,25 @@ def train(
     """
     from csc.distributed.launch import processes_for, run_in_processes
 
-    arguments = {"config": config, "split": split, "train_view": train_view, "out": out, "prior": prior}
+    arguments = {"config_json": config_json, "split": split, "train_view": train_view, "out": out, "prior": prior}
     arguments |= {"checkpoints": checkpoints, "features": features}
     chosen = Split.read(split)
     scenario, task = chosen.scenario, chosen.task
-    settings = _settings(scenario, config, features)
-    if settings.train.nodes > 1:
+    config = _config(scenario, config_json, features)
+    if config.train.nodes > 1:
         from csc.distributed.trainjob import train_on_nodes
 
         prior_fingerprint = RegisteredTask.read(prior).model.fingerprint if prior else ""
-        key = settings.fingerprint(scenario, read_view(train_view).fingerprint, code_version(), prior_fingerprint)
-        train_on_nodes(arguments, settings.train, task, key, pod or {})
-    elif (processes := processes_for(settings.train.processes)) > 1:
+        key = config.fingerprint(scenario, read_view(train_view).fingerprint, code_version(), prior_fingerprint)
+        train_on_nodes(arguments, config.train, task, key, pod or {})
+    elif (processes := processes_for(config.train.processes)) > 1:
         run_in_processes(learn, arguments, processes)
     else:
         learn(**arguments)
     return read_card(Path(out)).artifact_metadata()
 
 
-def learn(config: str, split: str, train_view: str, out: str, prior: str, checkpoints: str, features: str) -> None:
+def learn(config_json: str, split: str, train_view: str, out: str, prior: str, checkpoints: str, features: str) -> None:
     """Do the work of `train`, alone or as one of several processes; the first of them tracks and writes."""
     from csc.distributed.group import join_group
     from csc.training.calibration import calibrate
@@ -88,21 +88,21 @@ def learn(config: str, split: str, train_view: str, out: str, prior: str, checkp
 
     chosen = Split.read(split)
     scenario, task = chosen.scenario, chosen.task
-    settings = _settings(scenario, config, features)
+    config = _config(scenario, config_json, features)
     view = read_view(train_view)
     prior_version = RegisteredTask.read(prior).model if prior else None
     prior_id = prior_version.model_id if prior_version is not None else None
     with join_group() as group, _fetched(prior_version, task) as prior_folder:
-        seed_everything(settings.seed, task.index)
-        start = start_task(settings, scenario, task, view, prior_folder, features)
+        seed_everything(config.seed, task.index)
+        start = start_task(config, scenario, task, view, prior_folder, features)
         # On cached maps a task takes seconds, less than MLflow takes to start: register then logs everything.
         tracker = Tracker(start.card) if group.is_main and not features else None
         if tracker is not None:
             tracker.log_inputs({"train": (train_view, len(view))}, prior_id)
-        exemplars = _exemplars(settings, view, task, prior_folder)
+        exemplars = _exemplars(config, view, task, prior_folder)
         keep = Path(checkpoints) / run_key(start.card) if checkpoints else Path(out).parent
         trainer = Trainer(
-            settings,
+            config,
             view,
             start.network,
             start.prior,
@@ -131,7 +131,7 @@ def learn(config: str, split: str, train_view: str, out: str, prior: str, checkp
         if not group.is_main:
             return
         with atomic_folder(Path(out)) as folder:
-            if settings.release_quirks.persist_optimizer:
+            if config.release_quirks.persist_optimizer:
                 save_moments(trainer.optimizer, trainer.network, folder / MOMENTS)
             if trainer.method.state:
                 save_tensors(trainer.method.state, folder / METHOD_STATE)
@@ -141,15 +141,15 @@ def learn(config: str, split: str, train_view: str, out: str, prior: str, checkp
             Training(train_view, len(view), seconds, installed(), log).write(folder / TRAINING_LOG)
 
 
-def _settings(scenario: str, config: str, features: str) -> Config:
+def _config(scenario: str, config_json: str, features: str) -> Config:
     """The settings of a run, which must ask for cached maps if and only if there are some."""
-    settings = resolve(Scenario.parse(scenario).dataset, config)
-    if bool(settings.features.views) != bool(features):
+    config = resolve(Scenario.parse(scenario).dataset, config_json)
+    if bool(config.features.views) != bool(features):
         raise BadConfig(
-            f"features.views={settings.features.views}, but the pipeline has {'an' if features else 'no'} embed step; "
+            f"features.views={config.features.views}, but the pipeline has {'an' if features else 'no'} embed step; "
             "compile it with the same settings"
         )
-    return settings
+    return config
 
 
 @contextlib.contextmanager
@@ -174,12 +174,12 @@ def _checkpoint(keep: Path, task: int) -> Path:
     return keep / f"task-{task:02d}.safetensors"
 
 
-def _exemplars(settings: Config, view: View, task: Task, prior_folder: Path | None) -> Memory | None:
+def _exemplars(config: Config, view: View, task: Task, prior_folder: Path | None) -> Memory | None:
     """What the prior model remembers, as this task may see it; none if the method replays nothing."""
-    if settings.memory.sampler == "none":
+    if config.memory.sampler == "none":
         return None
     kept = read_memory(prior_folder / MEMORY) if prior_folder else Memory.empty(view.fingerprint)
-    return kept.extended_to(view, task, settings.memory.labels)
+    return kept.extended_to(view, task, config.memory.labels)
 
 
 def _remembered(objective: "Objective", exemplars: Memory | None, view: View, task: Task) -> Memory | None:

@@ -133,7 +133,7 @@ def log_model(tracker: Tracker, package: Path, model_fingerprint: str) -> "Logge
     def create() -> "LoggedModel":
         name = f"{model_name(card.scenario, card.method)}-task-{card.task:02d}"
         tags = {FINGERPRINT: model_fingerprint, "csc.run_key": tracker.key, "csc.task": str(card.task)}
-        params = {key: str(value) for key, value in card.settings().flat().items()}
+        params = {key: str(value) for key, value in card.resolved_config().flat().items()}
         return client.create_logged_model(tracker.experiment_id, name, tracker.task_run.info.run_id, tags, params)
 
     def keep_first(made: "LoggedModel", first: "LoggedModel") -> None:

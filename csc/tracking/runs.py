@@ -49,7 +49,7 @@ __all__ = ["Tracker", "finish_scenario", "run_key"]
 def run_key(card: ModelCard) -> str:
     """What makes two scenario runs the same run; see `Config.run_key`."""
     extended = card.prior_fingerprint if Scenario.parse(card.scenario).added else ""
-    return card.settings().run_key(card.scenario, card.data_fingerprint, card.code_version, extended)
+    return card.resolved_config().run_key(card.scenario, card.data_fingerprint, card.code_version, extended)
 
 
 class Tracker:
@@ -165,13 +165,15 @@ class Tracker:
 
         def create() -> "Run":
             above = {"mlflow.parentRunId": self._pipeline_run(self.injected)} if self.injected is not None else {}
-            name = run_title(card.scenario, card.settings())
-            changed = settings_text(changed_settings(card.scenario, card.settings()))
+            name = run_title(card.scenario, card.resolved_config())
+            changed = settings_text(changed_settings(card.scenario, card.resolved_config()))
             tags = {**self._common_tags(), **own, **above, **_source(), "csc.settings": ", ".join(changed)}
             return self.client.create_run(self.experiment_id, tags=tags, run_name=name)
 
         run = find_or_create(lambda: self._find(own), create, self._keep_first)
-        self._log_params(run, {**card.settings().flat(), "scenario": card.scenario, "code_version": card.code_version})
+        self._log_params(
+            run, {**card.resolved_config().flat(), "scenario": card.scenario, "code_version": card.code_version}
+        )
         self._reopen(run)
         return str(run.info.run_id)
 
@@ -284,7 +286,7 @@ class Tracker:
                 points = [Metric(key, value, begun, task) for key, value in metrics.items()]
                 self.client.log_batch(self.scenario_run_id, metrics=points)
             self._log_inputs(self.scenario_run_id, [data_set(self.card, shards_uri)])
-            self.client.log_dict(self.scenario_run_id, self.card.settings().tree(), "config.yaml")
+            self.client.log_dict(self.scenario_run_id, self.card.resolved_config().tree(), "config.yaml")
 
     def finish(self, note: str) -> None:
         """Mark the task's run as finished, with a note on what it is."""

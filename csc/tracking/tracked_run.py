@@ -143,13 +143,13 @@ def _run_of_model(client: "MlflowClient", uri: str) -> "Run | None":
     return next(iter(search_runs(client, tag_filter(tags), max_results=1, order_by=NEWEST)), None)
 
 
-def close_run(scenario: str, data: str, config: str, state: str, extended: str = "") -> bool:
+def close_run(scenario: str, data: str, config_json: str, state: str, extended: str = "") -> bool:
     """Mark what is still open of a scenario run as failed or killed; return whether there was anything.
 
     A complete run of which every step was reused changes nothing by itself, yet whoever asks for it expects that
     `final` is its model. Aliases that another run has moved since are moved back, with a line for each.
 
-    `data` is the uri of the data set, `config` settings as JSON, `state` how the steps ended, in the words of Kubeflow
+    `data` is the uri of the data set, `config_json` settings, `state` how the steps ended, in the words of Kubeflow
     Pipelines, and `extended` the fingerprint of the model that the run extends, if it does.
     """
     try:
@@ -159,8 +159,8 @@ def close_run(scenario: str, data: str, config: str, state: str, extended: str =
     except BadData as error:
         print(f"nothing to close: no task has begun ({error})")
         return False
-    settings = resolve(Scenario.parse(scenario).dataset, config)
-    key = settings.run_key(scenario, fingerprint, code_version(), extended)
+    config = resolve(Scenario.parse(scenario).dataset, config_json)
+    key = config.run_key(scenario, fingerprint, code_version(), extended)
     status = "KILLED" if state.upper().startswith("CANCEL") else "FAILED"
     closed = close_runs([key], status)
     if closed:

@@ -75,7 +75,7 @@ def gather_evidence(model: Path, view: View, scores: Scores, features: str, seco
 
 def _choice(view: View, scores: Scores, card: ModelCard) -> Choices:
     """The most confident hits and false alarms, the clearest misses, and the panel of each class."""
-    threshold = card.settings().threshold
+    threshold = card.resolved_config().threshold
     order, shots = _fixed_order(view), _shots(card)
     chosen: Choices = []
     for column, (confidence, present) in enumerate(zip(scores.confidences.T, scores.targets.T, strict=True)):
@@ -104,7 +104,7 @@ def _fixed_order(view: View) -> NDArray[np.intp]:
 
 def _shown(chosen: Choices, scores: Scores, card: ModelCard) -> set[tuple[str, int, int]]:
     """Which of the chosen get a thumbnail: of the panel, the missed old ones and those with the most classes."""
-    threshold, old = card.settings().threshold, card.old
+    threshold, old = card.resolved_config().threshold, card.old
     panel = [choice for choice in chosen if choice[0] == "panel"]
     followed = {row for row, _ in Counter(row for _, _, row in panel).most_common(FOLLOWED)}
     missed = []
@@ -120,7 +120,7 @@ def _heat_maps(
     network: Network, view: View, card: ModelCard, pairs: Sequence[tuple[int, int]], features: str
 ) -> dict[tuple[int, int], NDArray[np.uint8]]:
     """Where the network looks, by (row, class)."""
-    config, device = card.settings(), single_process().device
+    config, device = card.resolved_config(), single_process().device
     frozen = for_inference(network, config, device)
     rows = sorted({row for row, _ in pairs})
     wanted: dict[int, list[int]] = {}
@@ -195,9 +195,9 @@ def _facts(
         task=card.task,
         classes=list(card.classes),
         old=card.old,
-        threshold=card.settings().threshold,
+        threshold=card.resolved_config().threshold,
         thresholds=list(card.thresholds.values()) if card.calibration else [],
-        settings=differences(Scenario.parse(card.scenario).dataset, card.settings()),
+        settings=differences(Scenario.parse(card.scenario).dataset, card.resolved_config()),
         data=view.shards_uri.removesuffix("/images"),
         packages=training.packages,
         epochs=training.epochs,

@@ -42,18 +42,18 @@ class Start:
 
 
 def start_task(
-    settings: Config, scenario: str, task: Task, view: View, prior_folder: Path | None, features: str = ""
+    config: Config, scenario: str, task: Task, view: View, prior_folder: Path | None, maps_uri: str = ""
 ) -> Start:
     """Build the network to train: from the initialisation, or grown from the prior model."""
-    kind = method_class(settings.method)
+    method = method_class(config.method)
     card = ModelCard(
-        method=settings.method,
+        method=config.method,
         scenario=scenario,
         task=task.index,
         tasks=task.total,
         classes=task.seen,
         new=task.new,
-        config=settings.tree(),
+        config=config.tree(),
         initialisation={},
         mean=(),
         std=(),
@@ -61,30 +61,30 @@ def start_task(
         prior_fingerprint=fingerprint(prior_folder) if prior_folder else "",
         code_version=code_version(),
     )
-    if prior_folder is None or not kind.continues:
-        return start_on_maps(settings, card, features) if features else _initialised(settings, card)
-    prior, prior_card = load_network(prior_folder, map_channels=map_channels(features))
-    _check_prior(prior_card, settings, card, task)
-    start = _grown(settings, prior, task, replace(card, **_inherited(prior_card)), prior_folder)
-    wanted = kind.needs_prior or settings.memory.relabel != "none"
-    return start if wanted else replace(start, prior=None)
+    if prior_folder is None or not method.continues:
+        return start_on_maps(config, card, maps_uri) if maps_uri else _initialised(config, card)
+    prior, prior_card = load_network(prior_folder, map_channels=map_channels(maps_uri))
+    _check_prior(prior_card, config, card, task)
+    start = _grown(config, prior, task, replace(card, **_inherited(prior_card)), prior_folder)
+    uses_prior = method.needs_prior or config.memory.relabel != "none"
+    return start if uses_prior else replace(start, prior=None)
 
 
-def _initialised(settings: Config, card: ModelCard) -> Start:
-    plain, origin = initialise(settings.backbone, settings.init, allow_leaky=settings.allow_leaky_init)
+def _initialised(config: Config, card: ModelCard) -> Start:
+    plain, initialisation = initialise(config.backbone, config.init, allow_leaky=config.allow_leaky_init)
     mean, std = normalisation(plain)
-    backbone = method_class(settings.method).wrap(settings, plain)
-    network = Network(backbone, build_head(settings, backbone.channels, card.task_sizes), mean, std)
-    return Start(network, None, replace(card, initialisation=origin.facts(), mean=mean, std=std))
+    backbone = method_class(config.method).wrap(config, plain)
+    network = Network(backbone, build_head(config, backbone.channels, card.task_sizes), mean, std)
+    return Start(network, None, replace(card, initialisation=initialisation.to_plain(), mean=mean, std=std))
 
 
-def start_on_maps(settings: Config, card: ModelCard, features: str) -> Start:
+def start_on_maps(config: Config, card: ModelCard, maps_uri: str) -> Start:
     """A fresh head on cached maps; the backbone that made them comes along as weights."""
-    made = read_feature_card(features)
-    refuse_leaky(made, settings)
-    backbone = StoredBackbone(load_tensors(backbone_weights(features)), made.shape[0])
-    network = Network(backbone, build_head(settings, backbone.channels, card.task_sizes), made.mean, made.std)
-    return Start(network, None, replace(card, **_inherited(made)))
+    maps_card = read_feature_card(maps_uri)
+    refuse_leaky(maps_card, config)
+    backbone = StoredBackbone(load_tensors(backbone_weights(maps_uri)), maps_card.shape[0])
+    network = Network(backbone, build_head(config, backbone.channels, card.task_sizes), maps_card.mean, maps_card.std)
+    return Start(network, None, replace(card, **_inherited(maps_card)))
 
 
 def _inherited(before: ModelCard | FeatureCard) -> dict[str, Any]:
@@ -92,9 +92,9 @@ def _inherited(before: ModelCard | FeatureCard) -> dict[str, Any]:
     return {"initialisation": before.initialisation, "mean": before.mean, "std": before.std}
 
 
-def _grown(settings: Config, prior: Network, task: Task, card: ModelCard, prior_folder: Path) -> Start:
+def _grown(config: Config, prior: Network, task: Task, card: ModelCard, prior_folder: Path) -> Start:
     network = copy.deepcopy(prior)
-    quirks = settings.release_quirks
+    quirks = config.release_quirks
     network.head = grow(prior.head, len(task.seen), reset_biases=quirks.legacy_bias_reset)
     grown = tuple(f"head.{name}" for name in grown_parameters(prior.head, network.head))
     moments = prior_folder / MOMENTS
@@ -102,18 +102,18 @@ def _grown(settings: Config, prior: Network, task: Task, card: ModelCard, prior_
         network,
         prior,
         card,
-        grown if quirks.freeze_grown_layers and not method_class(settings.method).solves else (),
+        grown if quirks.freeze_grown_layers and not method_class(config.method).solves else (),
         moments if quirks.persist_optimizer and moments.is_file() else None,
     )
 
 
-def _head_settings(settings: Config) -> object:
+def _head_settings(config: Config) -> object:
     """The settings that the head reads; none if it reads none."""
-    kind = HEADS[settings.head].settings
-    return settings.group(kind) if kind else None
+    group = HEADS[config.head].settings
+    return config.group(group) if group else None
 
 
-def _check_prior(before: ModelCard, settings: Config, card: ModelCard, task: Task) -> None:
+def _check_prior(before: ModelCard, config: Config, card: ModelCard, task: Task) -> None:
     """Refuse a model that this task cannot continue."""
     expected = Scenario.parse(card.scenario).before.name
     if (before.scenario, before.task, before.classes) != (expected, task.index - 1, task.old):
@@ -121,16 +121,16 @@ def _check_prior(before: ModelCard, settings: Config, card: ModelCard, task: Tas
             f"the prior model is task {before.task} of {before.scenario} with {len(before.classes)} classes, "
             f"task {task.index} of {card.scenario} needs that of task {task.index - 1} with {len(task.old)}"
         )
-    then = before.settings()
-    if (then.backbone, then.head, _head_settings(then)) != (settings.backbone, settings.head, _head_settings(settings)):
+    then = before.resolved_config()
+    if (then.backbone, then.head, _head_settings(then)) != (config.backbone, config.head, _head_settings(config)):
         raise BadModel(
             f"the prior model has another backbone, head or settings of them than this task, with "
-            f"{settings.backbone.name} and {settings.head}"
+            f"{config.backbone.name} and {config.head}"
         )
-    if then.held_out != settings.held_out:
-        raise BadModel(f"the prior model was trained with held_out={then.held_out}, this task has {settings.held_out}")
-    if settings.memory.sampler not in ("none", then.memory.sampler):
+    if then.held_out != config.held_out:
+        raise BadModel(f"the prior model was trained with held_out={then.held_out}, this task has {config.held_out}")
+    if config.memory.sampler not in ("none", then.memory.sampler):
         raise BadModel(
             f"the prior model remembers with memory.sampler={then.memory.sampler}, this task asks for "
-            f"{settings.memory.sampler}"
+            f"{config.memory.sampler}"
         )

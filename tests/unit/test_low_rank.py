@@ -104,7 +104,7 @@ def test_growing_keeps_every_old_row_and_all_that_has_no_classes(rank: int, plai
         else:
             assert torch.equal(after[name], value), name
     assert set(grown_parameters(old, larger)) == CLASS_SIZED
-    assert torch.equal(larger.hubs[OLD:], CIGCN(FEATURES, CLASSES, old.config).hubs[OLD:])
+    assert torch.equal(larger.hubs[OLD:], CIGCN(FEATURES, CLASSES, old.settings).hubs[OLD:])
 
 
 def test_resetting_biases_touches_only_those_of_classes():

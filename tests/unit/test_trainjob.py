@@ -84,7 +84,7 @@ def arguments(tmp_path: Path) -> dict[str, str]:
     for name, file in inputs.items():
         file.write_text(name)
     folders = {"out": str(step / "model"), "checkpoints": str(tmp_path / "shared" / "checkpoints"), "features": ""}
-    return {"config": "{}", **{name: str(file) for name, file in inputs.items()}, **folders}
+    return {"config_json": "{}", **{name: str(file) for name, file in inputs.items()}, **folders}
 
 
 @pytest.fixture
@@ -229,7 +229,7 @@ def test_inputs_are_staged_where_the_nodes_find_them(arguments: dict[str, str], 
         "prior",
     ]
     assert all(Path(staged[name]).parent == folder for name in ("split", "train_view", "prior", "out"))
-    assert (staged["checkpoints"], staged["config"]) == (arguments["checkpoints"], "{}")
+    assert (staged["checkpoints"], staged["config_json"]) == (arguments["checkpoints"], "{}")
     copy_inputs(arguments | {"prior": ""}, folder)
     assert json.loads((folder / "arguments.json").read_text())["prior"] == ""
     assert not (folder / "prior").exists()
@@ -649,7 +649,7 @@ def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     split, views = str(tmp_path / "split.json"), [str(tmp_path / f"{name}.parquet") for name in ("train", "test")]
     split_labels(origin, "digits-b0c5", 1, 2, split)
     build_dataset(origin, split, json.dumps(config), *views)
-    files = {"config": json.dumps(config), "split": split, "train_view": views[0], "prior": "", "features": ""}
+    files = {"config_json": json.dumps(config), "split": split, "train_view": views[0], "prior": "", "features": ""}
     return files | {"out": str(tmp_path / "step" / "model"), "checkpoints": str(tmp_path / "shared" / "checkpoints")}
 
 

@@ -302,7 +302,7 @@ def test_the_files_that_the_train_step_reads_hold_no_label_of_another_task(
 
 def test_the_train_step_takes_no_other_file():
     parameters = inspect.signature(train).parameters
-    assert set(parameters) == {"config", "split", "train_view", "prior", "checkpoints", "features", "pod", "out"}
+    assert set(parameters) == {"config_json", "split", "train_view", "prior", "checkpoints", "features", "pod", "out"}
 
 
 def test_the_train_component_is_given_neither_the_data_set_nor_its_origin():

@@ -63,7 +63,7 @@ def test_a_saved_model_comes_back_with_identical_logits(bench: Bench, tasks: tup
         assert torch.equal(network(images), trainer.network.to(memory_format=torch.contiguous_format).eval()(images))
     assert not network.training
     assert card == card_of(config, tasks[0])
-    assert card.settings() == config
+    assert card.resolved_config() == config
 
 
 def test_a_model_folder_holds_no_pickle(model: Path):

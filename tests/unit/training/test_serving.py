@@ -296,7 +296,7 @@ def test_instances_are_answered_in_their_order(
     encoded = [{"b64": base64.b64encode(image).decode()} for image in images]
     status, answer = server.predict({"image": encoded[0]}, encoded[1], {"image": encoded[2]}, query=query)
     assert status == 200
-    limit = predictor.card.settings().threshold if threshold is None else threshold
+    limit = predictor.card.resolved_config().threshold if threshold is None else threshold
     expected = [{"classes": classes_of(predictor, row, limit)} for row in predictor.confidences(images)]
     assert answer == {"predictions": expected}
     if threshold == 0:
