@@ -1,7 +1,7 @@
 """Progress lines: rewritten in place on a terminal, a few of them in a log.
 
-A command that draws the progress of its steps itself sets `CSC_PROGRESS` for them. They then print a `Report` every now
-and then, as a line by itself.
+A command that draws the progress of its steps itself sets `CSC_PROGRESS` for them. They then print a `ProgressTick`
+every now and then, as a line by itself.
 """
 
 import json
@@ -12,16 +12,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TextIO
 
-__all__ = ["Bar", "Progress", "Report", "duration"]
+__all__ = ["Bar", "Progress", "ProgressTick", "duration"]
 
 REFRESH = 0.2  # seconds
 LOG_EVERY = 10.0  # seconds between two lines in a log, at least
 LOG_LINES = 10  # at most, without the last one
-_REPORT = "@progress "  # how the line of a report begins
+_TICK = "@progress "  # how the line of a tick begins
 
 
 @dataclass(frozen=True)
-class Report:
+class ProgressTick:
     """How far a work has come, for whoever draws it; `left` are the seconds until all of it is done."""
 
     title: str
@@ -32,12 +32,12 @@ class Report:
     left: float
 
     def __str__(self) -> str:
-        return f"{_REPORT}{json.dumps(asdict(self))}"
+        return f"{_TICK}{json.dumps(asdict(self))}"
 
     @classmethod
-    def parse(cls, line: str) -> "Report | None":
+    def parse(cls, line: str) -> "ProgressTick | None":
         """Read a line that a step has printed; None if it is any other line."""
-        return cls(**json.loads(line.removeprefix(_REPORT))) if line.startswith(_REPORT) else None
+        return cls(**json.loads(line.removeprefix(_TICK))) if line.startswith(_TICK) else None
 
 
 class _Line:
@@ -46,7 +46,7 @@ class _Line:
     def __init__(self, stream: TextIO | None) -> None:
         self.stream = stream or sys.stdout
         self.live = self.stream.isatty()
-        self.reports = not self.live and bool(os.environ.get("CSC_PROGRESS"))
+        self.ticks = not self.live and bool(os.environ.get("CSC_PROGRESS"))
         self.started = self.shown = time.monotonic()
 
     def _is_due(self, seconds: float) -> bool:
@@ -76,18 +76,18 @@ class Progress(_Line):
         self.done += images
         if self.live and self._is_due(REFRESH):
             self._write(self._line(epoch, {}))
-        elif self.reports and self._is_due(REFRESH):
-            self._write(str(self._report(epoch)), "\n")
+        elif self.ticks and self._is_due(REFRESH):
+            self._write(str(self._tick(epoch)), "\n")
 
     def epoch(self, epoch: int, terms: Mapping[str, float]) -> None:
         """Print the finished epoch (from 0) with its mean loss terms."""
         self.done = round((epoch + 1 - self.finished) * self.images_per_epoch)
         self._write(self._line(epoch, terms), "\n")
 
-    def _report(self, epoch: int) -> Report:
+    def _tick(self, epoch: int) -> ProgressTick:
         done = round(self.done - (epoch - self.finished) * self.images_per_epoch)
         title = f"epoch {epoch + 1}/{self.epochs}"
-        return Report(title, done, self.images_per_epoch, "images", self._per_second(self.done), self._left())
+        return ProgressTick(title, done, self.images_per_epoch, "images", self._per_second(self.done), self._left())
 
     def _left(self) -> float:
         missing = (self.epochs - self.finished) * self.images_per_epoch - self.done
@@ -126,8 +126,8 @@ class Bar(_Line):
         self.done += steps
         if self.live and self._is_due(REFRESH):
             self._write(self._line())
-        elif self.reports and self._is_due(REFRESH):
-            self._write(str(self._report()), "\n")
+        elif self.ticks and self._is_due(REFRESH):
+            self._write(str(self._tick()), "\n")
         elif not self.live and self._is_due(LOG_EVERY) and self.logged < self._tenth() < LOG_LINES:
             self.logged = self._tenth()
             self._write(self._line(), "\n")
@@ -135,13 +135,13 @@ class Bar(_Line):
     def _tenth(self) -> int:
         return self.done * LOG_LINES // max(self.total, 1)
 
-    def _report(self) -> Report:
+    def _tick(self) -> ProgressTick:
         speed = self._per_second(self.done - self.earlier)
         left = (self.total - self.done) / max(speed, 1e-9)
-        return Report(self.title, self.done, self.total, self.unit, speed, left)
+        return ProgressTick(self.title, self.done, self.total, self.unit, speed, left)
 
     def _line(self) -> str:
-        left = self._report().left
+        left = self._tick().left
         return f"{self.title} · {self.done:,}/{self.total:,} {self._pace()} · {duration(left)} left"
 
     def _pace(self) -> str:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 from typing import Self, TextIO
 
-from csc.data.progress import Report
+from csc.data.progress import ProgressTick
 
 __all__ = ["WORTH_SHOWING", "Display", "PlainDisplay"]
 
@@ -37,7 +37,7 @@ class Display:
     def line(self, line: str) -> None:
         """The step has printed a line."""
 
-    def progress(self, report: Report) -> None:
+    def progress(self, tick: ProgressTick) -> None:
         """The step has come so far."""
 
     def end(self, title: str, seconds: float) -> None:

@@ -12,7 +12,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from csc.data.progress import Report, duration
+from csc.data.progress import ProgressTick, duration
 from csc.pipelines.local.display import WORTH_SHOWING, Display
 
 __all__ = ["Forecast", "LiveDisplay"]
@@ -86,7 +86,7 @@ class LiveDisplay(Display):
         self.forecast = Forecast(sizes)
         self.spinner = Spinner("dots", style="cyan")
         self.title, self.losses, self.result, self.said = "", "", "", ""
-        self.report: Report | None = None
+        self.tick: ProgressTick | None = None
         self._begun = self._task_begun = time.monotonic()
         self._reused: dict[int, int] = {}
         self.live = Live(
@@ -119,7 +119,7 @@ class LiveDisplay(Display):
         task, _ = _task_and_step(title)
         if task != _task_and_step(self.title)[0]:
             self._task_begun = time.monotonic()
-        self.title, self.report, self.losses, self.said = title, None, "", ""
+        self.title, self.tick, self.losses, self.said = title, None, "", ""
         self._begun = time.monotonic()
 
     def line(self, line: str) -> None:
@@ -135,9 +135,9 @@ class LiveDisplay(Display):
         elif WORTH_SHOWING.match(line):
             self.said = line
 
-    def progress(self, report: Report) -> None:
+    def progress(self, tick: ProgressTick) -> None:
         """Draw the bar as far."""
-        self.report = report
+        self.tick = tick
 
     def end(self, title: str, seconds: float) -> None:
         """Print a line if a task has ended with it."""
@@ -170,16 +170,16 @@ class LiveDisplay(Display):
     def _draw(self) -> RenderableType:
         if not self.title:
             return Text("")
-        elapsed, report = time.monotonic() - self._begun, self.report
+        elapsed, tick = time.monotonic() - self._begun, self.tick
         row = Table.grid(padding=(0, 1))
         cells: list[RenderableType] = [self.spinner, Text(self.title, "bold")]
-        if report is not None:
-            bar = ProgressBar(total=max(report.total, 1), completed=report.done, width=24)
-            cells += [Text(report.title), bar, f"{report.speed:,.0f} {report.unit}/s", Text(self.losses, "dim")]
+        if tick is not None:
+            bar = ProgressBar(total=max(tick.total, 1), completed=tick.done, width=24)
+            cells += [Text(tick.title), bar, f"{tick.speed:,.0f} {tick.unit}/s", Text(self.losses, "dim")]
         else:
             cells += [Text(duration(elapsed), "dim")]
         row.add_row(*cells)
-        expected = self.forecast.left(self.title, elapsed, report.left if report is not None else None)
+        expected = self.forecast.left(self.title, elapsed, tick.left if tick is not None else None)
         if expected is None:
             return row
         task, _ = _task_and_step(self.title)

@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-from csc.data.progress import Report
+from csc.data.progress import ProgressTick
 from csc.pipelines.local.display import Display
 from csc.report.text import printable
 
@@ -56,8 +56,8 @@ class RunReporter:
 
     def line(self, line: str) -> None:
         """The step has printed a line."""
-        if report := Report.parse(line):
-            self.display.progress(report)
+        if tick := ProgressTick.parse(line):
+            self.display.progress(tick)
             return
         self.log.write(f"{line}\n")
         self.log.flush()

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from csc.data.progress import Bar, Progress, Report
+from csc.data.progress import Bar, Progress, ProgressTick
 from csc.pipelines.local.live_display import Forecast, LiveDisplay
 
 TITLES = [f"task {task} · {step}" for task in (1, 2, 3) for step in ("train", "evaluate", "register")]
@@ -32,13 +32,13 @@ def printed(display: LiveDisplay) -> list[str]:
 def test_the_step_at_work_is_drawn_with_its_bar_its_speed_and_the_time_left(display: LiveDisplay):
     display.begin("task 1 · train")
     assert "task 1 · train 0 s" in drawn(display)
-    display.progress(Report("epoch 2/5", 50, 200, "images", 1234.5, left=40.0))
+    display.progress(ProgressTick("epoch 2/5", 50, 200, "images", 1234.5, left=40.0))
     display.line("task 1/3 · epoch 1/5 · ce 0.6 · kd 0.2 · 1200 images/s · 50 s left")
     first = drawn(display)
     for words in ("task 1 · train", "epoch 2/5", "━", "1,234 images/s", "ce 0.6 · kd 0.2", "task 1: 40 s left"):
         assert words in first
     assert "scenario: about 1 min 40 s left" in first  # 4 classes more, then 2, at 10 s each
-    display.progress(Report("epoch 2/5", 150, 200, "images", 1234.5, left=20.0))
+    display.progress(ProgressTick("epoch 2/5", 150, 200, "images", 1234.5, left=20.0))
     assert drawn(display) != first
 
 
@@ -112,7 +112,7 @@ def test_work_reports_its_progress_in_lines_if_it_is_asked_to(asked: bool, monke
     training.advance(2, 60)
     with Bar("data: embed", 10, "images", out) as bar:
         bar.advance(4)
-    reports = [report for line in out.getvalue().splitlines() if (report := Report.parse(line))]
+    reports = [report for line in out.getvalue().splitlines() if (report := ProgressTick.parse(line))]
     found = [(report.title, report.done, report.total) for report in reports]
     expected = [("epoch 2/3", 60, 100), ("epoch 2/3", 100, 100), ("epoch 3/3", 60, 100), ("data: embed", 4, 10)]
     assert found == (expected if asked else [])
