@@ -28,5 +28,5 @@ def register(
 
     prior_path = prior.path if prior else ""
     files = [f"{scores.path}/{name}.parquet" for name in ("evidence", "scores")]
-    facts = register(model.path, metrics.path, test_view.path, registered.path, prior_path, *files)
-    registered.metadata.update(facts)
+    metadata = register(model.path, metrics.path, test_view.path, registered.path, prior_path, *files)
+    registered.metadata.update(metadata)

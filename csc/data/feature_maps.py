@@ -96,9 +96,9 @@ class FeatureCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, renam
 def features_key(config: Config, fingerprint: str) -> str:
     """Name the maps by all that decides them: images, weights, size, decoding, and the code of these."""
     backbone = config.backbone
-    facts = [fingerprint, backbone.name, backbone.output_stride, _weights(config), config.input.size]
+    key_parts = [fingerprint, backbone.name, backbone.output_stride, _weights(config), config.input.size]
     code = [sources_digest(*MADE_BY), metadata.version("timm")]
-    return json_digest([*facts, config.input.decode, *code])[:16]
+    return json_digest([*key_parts, config.input.decode, *code])[:16]
 
 
 def _weights(config: Config) -> str:

@@ -96,8 +96,8 @@ class StepCache:
         if isinstance(config := values.get("config"), str):
             values["config"] = _decisive_settings(config)
         read = {name: [self._content(one) for one in found] for name, found in _artifacts(inputs).items()}
-        facts = [step.name, step.image, step.command_without_input, dict(step.variables), values, read, code_version()]
-        return self.folder / f"{json_digest(facts)}.json"
+        key_parts = [step.name, step.image, step.command_without_input, dict(step.variables), values, read]
+        return self.folder / f"{json_digest([*key_parts, code_version()])}.json"
 
     def _content(self, artifact: Mapping[str, Any]) -> Mapping[str, Any]:
         """An input of a step without what may differ between two tries: its path."""
