@@ -66,7 +66,7 @@ class Reliability(msgspec.Struct, frozen=True):
     present: list[int]
 
 
-class TaskFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TaskFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"exemplars": "memory"}):
     """What is to be said of a task's model.
 
     Attributes:
@@ -86,7 +86,7 @@ class TaskFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         reliability: of `old` and of `new` classes, if there are any.
         correlation: the matrix that relates the classes in the model's head; empty if it has none.
         correlation_name: how the paper calls it.
-        memory: images kept for replay.
+        exemplars: how many images are kept for replay.
     """
 
     task: int
@@ -108,7 +108,7 @@ class TaskFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reliability: dict[str, Reliability]
     correlation: list[list[float]]
     correlation_name: str
-    memory: int
+    exemplars: int
 
 
 @dataclass(frozen=True)

@@ -172,7 +172,7 @@ def memory(evidence: Sequence[Evidence], pictures: Pictures) -> str:
     if not shots:
         return ""
     return f"""<h2>What is kept for replay</h2>
-<p>{evidence[-1].facts.memory:,} training images are kept; these are the first of each class.</p>
+<p>{evidence[-1].facts.exemplars:,} training images are kept; these are the first of each class.</p>
 {shots}"""
 
 

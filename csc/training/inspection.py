@@ -185,7 +185,7 @@ def _facts(
     scores: Scores,
     correlation: tuple[str, list[list[float]]],
     seconds: float,
-    memory: int,
+    exemplars: int,
 ) -> TaskFacts:
     training = Training.read(model / TRAINING_LOG)
     groups = {"old": slice(0, card.old), "new": slice(card.old, None)}
@@ -215,7 +215,7 @@ def _facts(
         },
         correlation=matrix,
         correlation_name=name,
-        memory=memory,
+        exemplars=exemplars,
     )
 
 

@@ -67,7 +67,7 @@ def facts(
         "predicted": [[int((column > limit).sum()) for limit in THRESHOLDS] for column in scores.T],
         "found": [[int((column > limit).sum()) for limit in THRESHOLDS] for column in np.where(targets, scores, 0).T],
     }
-    same = {"settings": "{}", "data": "data", "packages": {}, "thresholds": [], "threshold": 0.8, "memory": 0}
+    same = {"settings": "{}", "data": "data", "packages": {}, "thresholds": [], "threshold": 0.8, "exemplars": 0}
     times = {"train_images": 5, "train_seconds": 0.0, "test_images": IMAGES, "test_seconds": 0.0}
     return TaskFacts(task=task, classes=classes, old=old, **(same | times | known | changed))
 
