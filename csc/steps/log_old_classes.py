@@ -13,6 +13,6 @@ def log_old_classes(registered: str, metrics: str) -> None:
 
     `registered` is `registered.json` of the task.
     """
-    record, judged = RegisteredTask.read(registered), Metrics.read(metrics)
-    keep_old_classes(record, judged)
-    print(f"task {record.run.last.task}: kept the metrics of {len(judged.AP)} old classes on {judged.images:,} images")
+    task, judged = RegisteredTask.read(registered), Metrics.read(metrics)
+    keep_old_classes(task, judged)
+    print(f"task {task.run.last.task}: kept the metrics of {len(judged.AP)} old classes on {judged.images:,} images")

@@ -13,7 +13,7 @@ FILE = "old_classes.json"
 LOGGED = ("mAP", "CF1", "OF1", "FPR", "ECE", "forgetting")
 
 
-def keep_old_classes(record: RegisteredTask, judged: Metrics) -> None:
+def keep_old_classes(registered: RegisteredTask, judged: Metrics) -> None:
     """Log `old_classes/mAP` and others with the runs of task and scenario, and keep all with the task's run.
 
     Keeping them again changes nothing.
@@ -21,10 +21,10 @@ def keep_old_classes(record: RegisteredTask, judged: Metrics) -> None:
     with connected() as client:
         from mlflow.entities import Metric
 
-        model = record.model
+        model = registered.model
         for run_id in (model.run_id, model.parent_run_id):
             begun = client.get_run(run_id).info.start_time
-            points = [Metric(f"old_classes/{name}", judged[name], begun, record.run.last.task) for name in LOGGED]
+            points = [Metric(f"old_classes/{name}", judged[name], begun, registered.run.last.task) for name in LOGGED]
             client.log_batch(run_id, metrics=points)
         client.log_dict(model.run_id, judged.to_plain(), FILE)
 

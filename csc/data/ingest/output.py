@@ -1,9 +1,9 @@
 """A data set that is being written, so that an interrupted ingest can be resumed.
 
-Finished shards go to `images/` at once and a record of each to `partial/`. `dataset.json`, which makes it a data set,
+Finished shards go to `images/` at once and a note on each to `partial/`. `dataset.json`, which makes it a data set,
 comes last. The target folder is never renamed: an object store cannot, and a folder may be a mount point.
 
-A record has the key of its shard. Shards with the same key, so of the same images written in the same way, are kept,
+A note has the key of its shard. Shards with the same key, so of the same images written in the same way, are kept,
 whatever ended the earlier attempt; all others are deleted. An attempt that ends before its first shard leaves nothing.
 
 `partial/key` names the work that was started last. In a folder, a second process waits for a lock. An object store has
@@ -122,8 +122,8 @@ class Output:
         write_bytes(self._at(_KEY), self.key.encode())  # from here on processes with another key stop
         sizes, finished = dict(list_below(self.uri)), dict[int, Shard]()
         for part in parts:
-            name, record = _names(part.number)
-            shard = _read(self._at(record), part.key) if record in sizes else None
+            name, shard_note = _names(part.number)
+            shard = _read(self._at(shard_note), part.key) if shard_note in sizes else None
             if not shard or sizes.get(name) != shard.bytes:
                 continue
             if is_remote(self.uri) or has_sha256(Path(self._at(name)), shard.sha256):  # in a store the size is enough
@@ -135,15 +135,15 @@ class Output:
         return finished
 
     def make(self, read_images: ReadImages, part: Part) -> Shard:
-        """Write one shard and its record."""
+        """Write one shard and its note."""
         with self._temporary_folder() as folder:
             path = folder / "shard.arrow"
             shard = write_shard(path, part.rows, read_images)
             with _resumable():
-                name, record = _names(part.number)
+                name, shard_note = _names(part.number)
                 if self._owner() == self.key:
                     move_into(path, self._at(name))
-                    write_bytes(self._at(record), json.dumps({"key": part.key, **asdict(shard)}).encode())
+                    write_bytes(self._at(shard_note), json.dumps({"key": part.key, **asdict(shard)}).encode())
                 elif not Dataset.exists(self.uri):  # if there is one, `finish` compares
                     raise self._taken()
         return shard
@@ -213,10 +213,10 @@ def _resumable() -> Iterator[None]:
         raise resumable_error(error) from None
 
 
-def _read(record: str, key: str) -> Shard | None:
-    """The shard of a record; none if it has another key or the record is incomplete."""
+def _read(shard_note: str, key: str) -> Shard | None:
+    """The shard of a note; none if the note has another key or is incomplete."""
     try:
-        content = read_json(record)
+        content = read_json(shard_note)
         return Shard(**content) if content.pop("key") == key else None
     except (BadData, TypeError, KeyError, AttributeError):
         return None
