@@ -58,7 +58,7 @@ Data = Annotated[str, _form(*_DATA, empty=True)]
 Address = Annotated[str, _form(*_ADDRESS, empty=True, hidden=True)]
 Variable = Annotated[str, _form(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable", hidden=True)]
 Cpu = Annotated[str, _form(r"\d+|\d*\.\d+|\d+m", "an amount of CPUs such as 4, 0.5 or 500m", empty=True)]
-Memory = Annotated[str, _form(r"\d+([EPTGMK]i?)?", "an amount of memory such as 16Gi or 500M", empty=True)]
+MemoryAmount = Annotated[str, _form(r"\d+([EPTGMK]i?)?", "an amount of memory such as 16Gi or 500M", empty=True)]
 Hidden = Annotated[str, Meta(extra={"hidden": True})]
 Id = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Count = Annotated[int, Meta(ge=0, le=1000)]
@@ -91,7 +91,7 @@ class Resources(Settings, frozen=True):
     """Amounts as Kubernetes writes them; empty for none."""
 
     cpu: Cpu = ""
-    memory: Memory = ""
+    memory: MemoryAmount = ""
 
 
 class Toleration(Settings, frozen=True):
@@ -177,7 +177,7 @@ class Cluster(Settings, frozen=True):
     experiment: str = "csc"
 
 
-class Study(Settings, frozen=True):
+class StudyOptions(Settings, frozen=True):
     """How many runs of a study may go on at the same time."""
 
     parallelism: Annotated[int, Meta(ge=1, le=1000)] = 1
@@ -191,7 +191,7 @@ class Profile(Settings, frozen=True):
     gpu: Gpu = Gpu()
     train: Pod = Pod()
     cpu: Pod = Pod()
-    shm_size: Memory = ""
+    shm_size: MemoryAmount = ""
     storage: Storage = Storage()
     secrets: Secrets = Secrets()
     tracking: Tracking = Tracking()
@@ -199,7 +199,7 @@ class Profile(Settings, frozen=True):
     retry: Retry = Retry()
     caching: bool = True
     cluster: Cluster = Cluster()
-    study: Study = Study()
+    study: StudyOptions = StudyOptions()
 
 
 def read_profile(name: str) -> Profile:
