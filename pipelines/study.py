@@ -98,7 +98,7 @@ def build_study(
 ) -> BaseComponent:
     """Make the pipeline of a study; `parallelism`, or else the profile, says how many cells run at the same time."""
     found = loops(cells)
-    order = table_request(study, sources, [cell for loop in found for cell in loop.cells])
+    request = table_request(study, sources, [cell for loop in found for cell in loop.cells])
     pipelines = [
         build_pipeline(loop.scenario, loop.source.classes, json.loads(loop.items[0]), profile) for loop in found
     ]
@@ -114,7 +114,7 @@ def build_study(
             checkpoints: Folder on a volume that outlives the steps, for resuming a training that died; empty for none.
             gpus: GPUs of a train or evaluate step.
         """
-        tables = apply(profile, collect(order=order))
+        tables = apply(profile, collect(order=request))
         tables.set_caching_options(False)
         with dsl.ExitHandler(tables, name="cells"):
             maps = _embed_steps(found, profile)

@@ -18,17 +18,18 @@ __all__ = ["collect"]
 
 
 @with_retries
-def collect(order: str, page_out: str, table_out: str, files_out: str) -> str:
+def collect(request_json: str, page_out: str, table_out: str, files_out: str) -> str:
     """Write the tables of a study as HTML, as Markdown and as a folder with all forms; return them as text.
 
-    `order` is a `TableRequest`, as JSON. A cell that was to be run and is not finished has failed.
+    `request_json` is a `TableRequest`, the parameter `order` of the pipeline. A cell that was to be run and is not
+    finished has failed.
     """
-    wanted = TableRequest.from_json(order)
-    study = wanted.study_as(Study)
-    asked = cells(study, {name: DataSource.open(uri) for name, uri in wanted.sources.items()})
-    if beyond := [number for number in wanted.tried if number >= len(asked)]:
+    request = TableRequest.from_json(request_json)
+    study = request.study_as(Study)
+    asked = cells(study, {name: DataSource.open(uri) for name, uri in request.sources.items()})
+    if beyond := [number for number in request.tried if number >= len(asked)]:
         raise BadData(f"parameter order: tried: no cell {beyond[0]}; the study has {len(asked)}, from 0")
-    outcome = Outcome(study, tuple(results(asked, tried={asked[number].name for number in wanted.tried})))
+    outcome = Outcome(study, tuple(results(asked, tried={asked[number].name for number in request.tried})))
     close_runs([result.cell.key for result in outcome.failed], "FAILED")
     write_bytes(page_out, study_page(outcome).encode())
     write_bytes(table_out, markdown(outcome).encode())

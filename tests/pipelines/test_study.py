@@ -138,10 +138,10 @@ def test_the_tables_come_last_whatever_becomes_of_the_cells(compiled):
     assert last["triggerPolicy"] == {"strategy": "ALL_UPSTREAM_TASKS_COMPLETED"}
     assert last["inputs"]["parameters"]["status"] == {"taskFinalStatus": {"producerTask": "exit-handler-1"}}
     assert not last["cachingOptions"].get("enableCache")
-    order = json.loads(last["inputs"]["parameters"]["order"]["runtimeValue"]["constant"])
-    assert order["tried"] == [1, 2, 3]
-    assert order["sources"]["voc"] == "/data/voc"
-    assert msgspec.convert(order["study"], Study) == study
+    request = json.loads(last["inputs"]["parameters"]["order"]["runtimeValue"]["constant"])
+    assert request["tried"] == [1, 2, 3]
+    assert request["sources"]["voc"] == "/data/voc"
+    assert msgspec.convert(request["study"], Study) == study
 
 
 def test_cells_that_cannot_be_run_are_left_out(compiled):
@@ -216,22 +216,22 @@ def test_a_run_of_more_steps_than_a_cluster_can_hold_is_refused_with_a_way_out()
 def test_a_cell_was_tried_if_the_run_that_it_shares_with_another_was():
     study = Study("mine", "Mine", (Row("Ridge", "ridge"),), ("voc-b0c4",), seeds=(0, 1))
     asked = cells(study, SOURCES)
-    order = TableRequest.from_json(table_request(study, SOURCES, distinct(asked)))
+    request = TableRequest.from_json(table_request(study, SOURCES, distinct(asked)))
     assert len(distinct(asked)) == 1
-    assert order.tried == (0, 1)
+    assert request.tried == (0, 1)
 
 
 def test_collect_writes_the_tables_of_what_is_finished(voc, tmp_path, monkeypatch):
     monkeypatch.setattr(cells_module, "finished_runs", lambda scenario: [])
     study = read_study("figure3").subset(seeds=[0])
     sources = {"voc": DataSource(str(voc), 20)}
-    order = table_request(study, sources, cells(study, sources)[:1])
+    request = table_request(study, sources, cells(study, sources)[:1])
     made = {
         "page": dsl.HTML(uri=str(tmp_path / "page")),
         "table": dsl.Markdown(uri=str(tmp_path / "table")),
         "files": dsl.Artifact(uri=str(tmp_path / "files")),
     }
-    (printed,) = collect.python_func(order=order, status=None, **made)
+    (printed,) = collect.python_func(order=request, status=None, **made)
     assert "failed (1 of 2 cells): without H: see the log of its run" in printed
     assert "not run (1 of 2 cells): with H: not started or not finished" in printed
     assert (tmp_path / "page").read_text().startswith("<!DOCTYPE html>")

@@ -114,10 +114,10 @@ STUDY = Study("mine", "Mine", (Row("CSC", "csc"), Row("LwF", "lwf")), ("voc-b0c4
 SOURCES = {"voc": DataSource("s3://bucket/voc", 20)}
 
 
-def test_the_order_of_a_study_survives_being_a_parameter():
-    order = TableRequest.from_json(table_request(STUDY, SOURCES, cells(STUDY, SOURCES)[1:]))
-    assert order.study_as(Study) == STUDY
-    assert (order.sources, order.tried) == ({"voc": "s3://bucket/voc"}, (1,))
+def test_the_request_of_a_study_survives_being_a_parameter():
+    request = TableRequest.from_json(table_request(STUDY, SOURCES, cells(STUDY, SOURCES)[1:]))
+    assert request.study_as(Study) == STUDY
+    assert (request.sources, request.tried) == ({"voc": "s3://bucket/voc"}, (1,))
 
 
 @pytest.mark.parametrize(
@@ -135,9 +135,9 @@ def test_an_order_that_breaks_its_contract_is_refused_before_anything_is_written
     change: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(DataSource, "open", lambda uri: DataSource(uri, 20))
-    order = json.loads(table_request(STUDY, SOURCES, cells(STUDY, SOURCES)[1:])) | change
+    request = json.loads(table_request(STUDY, SOURCES, cells(STUDY, SOURCES)[1:])) | change
     with pytest.raises(BadData, match=f"^parameter order: {said}") as caught:
-        collect(json.dumps(order), *(str(tmp_path / name) for name in ("page", "table", "files")))
+        collect(json.dumps(request), *(str(tmp_path / name) for name in ("page", "table", "files")))
     assert len(str(caught.value).splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
 
