@@ -43,7 +43,7 @@ class Window:
         return cls(first, last, total)
 
     @property
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether no task is left out."""
         return (self.first, self.last) == (1, self.total)
 

@@ -57,7 +57,7 @@ def _submit(arguments: Namespace) -> int:
 
     # The others are ingest, report, finish, and one for maps or for the prior model of the window.
     checked_steps(scenario.name, window.last - window.first + 1, others=4)
-    name = run_title(scenario.name, config) + ("" if window.whole else f" · tasks {window}")
+    name = run_title(scenario.name, config) + ("" if window.is_complete else f" · tasks {window}")
     with tempfile.TemporaryDirectory(prefix="csc-submit-") as folder:
         package = Path(folder) / "pipeline.yaml"
         compile_pipeline(scenario, classes, package, overrides, profile, window, on_cluster=True)

@@ -66,7 +66,7 @@ def strings(values: Sequence[str]) -> pa.Array:
 
 
 def check_positions(table: pa.Table) -> None:
-    """Raise ValueError for rows whose place in the shards is missing or impossible."""
+    """Raise ValueError for rows whose position in the shards is missing or impossible."""
     lists = [column.combine_chunks().values for column in table.columns if pa.types.is_list(column.type)]
     if any(column.null_count for column in (*table.columns, *lists)):
         raise ValueError("a value is missing")

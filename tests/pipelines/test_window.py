@@ -27,7 +27,7 @@ DIGITS = Scenario.parse("digits-b0c2")  # five tasks
 def test_a_window_is_read_as_people_type_it(text, first, last, shown):
     window = Window.parse(text, DIGITS, 10)
     assert (window.first, window.last, str(window)) == (first, last, shown)
-    assert window.whole == (first == 1 and last == 5)
+    assert window.is_complete == (first == 1 and last == 5)
 
 
 @pytest.mark.parametrize("text", ["", "-", "0", "0-2", "6", "4-6", "3-2", "a-b", "1-2-3", "1.5", "9999999", "１"])
