@@ -163,10 +163,10 @@ class TableRequest(_Parameter, frozen=True):
     sources: dict[str, str]  # uris
     tried: tuple[Annotated[int, msgspec.Meta(ge=0)], ...]  # by their numbers, which are shorter than their names
 
-    def study_as(self, kind: type[_Study]) -> _Study:
+    def study_as(self, study_type: type[_Study]) -> _Study:
         """The study, checked."""
         try:
-            return msgspec.convert(self.study, kind)
+            return msgspec.convert(self.study, study_type)
         except msgspec.ValidationError as error:
             raise BadData(f"parameter {self.parameter}: study: {_explained(str(error))}") from None
 

@@ -47,13 +47,13 @@ def average_precision(confidences: Confidences, targets: Targets) -> NDArray[np.
     >>> average_precision(confidences, targets).round(4)
     array([0.8333, 0.    ])
     """
-    found = np.zeros(confidences.shape[1])
+    precisions = np.zeros(confidences.shape[1])
     for index, (column, present) in enumerate(zip(confidences.T, targets.T, strict=True)):
         everything, positives = np.sort(column), np.sort(column[present])
         if positives.size:
             positives_above = positives.size - np.searchsorted(positives, positives)
-            found[index] = np.mean(positives_above / (everything.size - np.searchsorted(everything, positives)))
-    return found
+            precisions[index] = np.mean(positives_above / (everything.size - np.searchsorted(everything, positives)))
+    return precisions
 
 
 def precision_recall_f1(
@@ -75,19 +75,19 @@ def precision_recall_f1(
     return rates(*counts)
 
 
-def rates(found: Counts, predicted: Counts, present: Counts) -> dict[str, float]:
-    """Return what `precision_recall_f1` does, from the labels of each class: predicted, present, and both (`found`).
+def rates(correct: Counts, predicted: Counts, present: Counts) -> dict[str, float]:
+    """Return what `precision_recall_f1` does, from the labels of each class: predicted, present, and both (`correct`).
 
     >>> rates(np.array([1, 0]), np.array([2, 1]), np.array([1, 1]))["CP"]
     0.25
     """
     return {
-        "CP": float(np.mean(_ratio(found, predicted))),
-        "CR": float(np.mean(_ratio(found, present))),
-        "CF1": float(np.mean(_ratio(2 * found, predicted + present))),
-        "OP": float(_ratio(found.sum(), predicted.sum())),
-        "OR": float(_ratio(found.sum(), present.sum())),
-        "OF1": float(_ratio(2 * found.sum(), predicted.sum() + present.sum())),
+        "CP": float(np.mean(_ratio(correct, predicted))),
+        "CR": float(np.mean(_ratio(correct, present))),
+        "CF1": float(np.mean(_ratio(2 * correct, predicted + present))),
+        "OP": float(_ratio(correct.sum(), predicted.sum())),
+        "OR": float(_ratio(correct.sum(), present.sum())),
+        "OF1": float(_ratio(2 * correct.sum(), predicted.sum() + present.sum())),
     }
 
 
@@ -183,14 +183,14 @@ def calibration_errors(
     >>> sorted(calibration_errors(np.array([[0.9, 0.1]]), np.array([[True, False]]), 1))[:3]
     ['AECE', 'AECE_T', 'AECE_new']
     """
-    found = {}
+    errors = {}
     for suffix, shown in (("", confidences), ("_T", scaled(confidences, temperature))):
         for part, columns in (("", slice(None)), ("_old", slice(old)), ("_new", slice(old, None))):
             for name, adaptive in (("ECE", False), ("AECE", True)):
                 chosen = shown[:, columns], targets[:, columns]
                 error = expected_calibration_error(*chosen, adaptive=adaptive) if chosen[0].size else 0.0
-                found[f"{name}{part}{suffix}"] = error
-    return found
+                errors[f"{name}{part}{suffix}"] = error
+    return errors
 
 
 def scaled(confidences: Confidences, temperature: float) -> Confidences:

@@ -92,24 +92,24 @@ def open_data(profile: Profile, scenario: str, data: str) -> str:
 
 
 def learn_split(
-    profile: Profile, trainer: BaseComponent, given: TaskInputs, split: dsl.Artifact, **prior: dsl.Model
+    profile: Profile, trainer: BaseComponent, inputs: TaskInputs, split: dsl.Artifact, **prior: dsl.Model
 ) -> tuple[dsl.Model, dsl.Model]:
     """Wire the steps of a task after its split; return the model folder and the registered model.
 
     The base task has no `prior`.
     """
-    views = apply(profile, build_dataset(origin=given.origin, config=given.config, split=split))
+    views = apply(profile, build_dataset(origin=inputs.origin, config=inputs.config, split=split))
     train_view, test_view = views.outputs["train_view"], views.outputs["test_view"]
     trained = trainer(
-        config=given.config,
-        checkpoints=given.checkpoints,
-        features=given.features,
+        config=inputs.config,
+        checkpoints=inputs.checkpoints,
+        features=inputs.features,
         split=split,
         train_view=train_view,
         **prior,
     )
-    model = apply(profile, trained, given.gpus).outputs["model"]
-    scored = apply(profile, evaluate(features=given.features, model=model, test_view=test_view, **prior), given.gpus)
+    model = apply(profile, trained, inputs.gpus).outputs["model"]
+    scored = apply(profile, evaluate(features=inputs.features, model=model, test_view=test_view, **prior), inputs.gpus)
     metrics, scores = scored.outputs["metrics"], scored.outputs["scores"]
     kept = apply(profile, register(model=model, metrics=metrics, test_view=test_view, scores=scores, **prior))
     return model, kept.outputs["registered"]
@@ -118,10 +118,10 @@ def learn_split(
 def _tasks_with(trainer: BaseComponent, profile: Profile) -> tuple[BaseComponent, BaseComponent]:
     """The sub-pipelines of a first and of a later task, whose models the given component trains."""
 
-    def learned(given: TaskInputs, scenario: str, task: int, tasks: int, **prior: dsl.Model) -> Learned:
-        step = split_labels(origin=given.origin, scenario=scenario, task=task, tasks=tasks)
+    def learned(inputs: TaskInputs, scenario: str, task: int, tasks: int, **prior: dsl.Model) -> Learned:
+        step = split_labels(origin=inputs.origin, scenario=scenario, task=task, tasks=tasks)
         split = apply(profile, step).outputs["split"]
-        _, registered = learn_split(profile, trainer, given, split, **prior)
+        _, registered = learn_split(profile, trainer, inputs, split, **prior)
         return Learned(registered)
 
     @dsl.pipeline(name="base-task", description="The first task of a scenario.")
@@ -169,14 +169,14 @@ def pipeline_of(
     """
     signature = inspect.signature(steps)
 
-    def run(*given: Any) -> Results | None:
+    def run(*values: Any) -> Results | None:
         if not on_cluster:
-            results = steps(*given)
+            results = steps(*values)
             return Results(results.outputs["text"], results.outputs["page"])
-        named = signature.bind(*given).arguments
+        named = signature.bind(*values).arguments
         closing = finish(scenario=scenario.name, data=named["data"], config=named["config"], **extended)
         with dsl.ExitHandler(apply(profile, closing).set_caching_options(False), name=scenario.name):
-            steps(*given)
+            steps(*values)
         return None
 
     run.__doc__ = steps.__doc__

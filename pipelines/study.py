@@ -97,10 +97,10 @@ def build_study(
     parallelism: int | None = None,
 ) -> BaseComponent:
     """Make the pipeline of a study; `parallelism`, or else the profile, says how many cells run at the same time."""
-    found = loops(cells)
-    request = table_request(study, sources, [cell for loop in found for cell in loop.cells])
+    study_loops = loops(cells)
+    request = table_request(study, sources, [cell for loop in study_loops for cell in loop.cells])
     pipelines = [
-        build_pipeline(loop.scenario, loop.source.classes, json.loads(loop.items[0]), profile) for loop in found
+        build_pipeline(loop.scenario, loop.source.classes, json.loads(loop.items[0]), profile) for loop in study_loops
     ]
     at_once = parallelism or profile.study.parallelism
 
@@ -117,8 +117,8 @@ def build_study(
         tables = apply(profile, collect(order=request))
         tables.set_caching_options(False)
         with dsl.ExitHandler(tables, name="cells"):
-            maps = _embed_steps(found, profile)
-            for loop, pipeline in zip(found, pipelines, strict=True):
+            maps = _embed_steps(study_loops, profile)
+            for loop, pipeline in zip(study_loops, pipelines, strict=True):
                 with dsl.ParallelFor(loop.items, name=loop.scenario.name, parallelism=at_once) as config:
                     run = pipeline(data=loop.source.uri, config=config, checkpoints=checkpoints, gpus=gpus)
                     run.after(*(maps[key] for key in dict.fromkeys(cell.maps for cell in loop.cells) if key))
@@ -126,14 +126,14 @@ def build_study(
     return study_pipeline
 
 
-def _embed_steps(found: Sequence[Loop], profile: Profile) -> dict[tuple[Any, ...], dsl.PipelineTask]:
+def _embed_steps(study_loops: Sequence[Loop], profile: Profile) -> dict[tuple[Any, ...], dsl.PipelineTask]:
     """One embed step for all cells that share their maps; the one that asks for most variants stands for the others."""
-    uris = {loop.scenario.dataset: loop.source.uri for loop in found}
-    wanted: dict[tuple[Any, ...], Cell] = {}
-    for cell in (cell for loop in found for cell in loop.cells if cell.maps):
-        wanted[cell.maps] = max(wanted.get(cell.maps, cell), cell, key=lambda cell: cell.variants)
+    uris = {loop.scenario.dataset: loop.source.uri for loop in study_loops}
+    makers: dict[tuple[Any, ...], Cell] = {}
+    for cell in (cell for loop in study_loops for cell in loop.cells if cell.maps):
+        makers[cell.maps] = max(makers.get(cell.maps, cell), cell, key=lambda cell: cell.variants)
     steps = {}
-    for key, cell in wanted.items():
+    for key, cell in makers.items():
         origin = open_data(profile, cell.scenario.name, uris[cell.scenario.dataset])
         step = embed(origin=origin, scenario=cell.scenario.name, config=cell.settings)
         steps[key] = apply(profile, step, gpus=1).set_caching_options(False)

@@ -31,11 +31,11 @@ def _settings_arguments(parser: ArgumentParser) -> None:
 
 
 def _settings(arguments: Namespace) -> int:
-    wanted = arguments.pattern.lower()
-    found = [one for one in settings() if wanted in one.key.lower() or wanted in one.meaning.lower()]
-    if not found:
+    pattern = arguments.pattern.lower()
+    matching = [one for one in settings() if pattern in one.key.lower() or pattern in one.meaning.lower()]
+    if not matching:
         raise BadConfig(f"csc settings {arguments.pattern}: no setting has this in its key or meaning")
-    for setting in found:
+    for setting in matching:
         default = f"{setting.key} = {setting_text(setting.default, short=True)}"
         print(f"{default:<48}{setting.values} · {_readers(setting)}")
         print(f"    {setting.meaning}")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["PREDICT", "load_predictor"]
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
-Found = list[tuple[str, float]]  # predicted classes with their confidences
+Predicted = list[tuple[str, float]]  # predicted classes with their confidences
 
 
 def _arguments(parser: ArgumentParser) -> None:
@@ -44,7 +44,7 @@ def _arguments(parser: ArgumentParser) -> None:
 def _run(arguments: Namespace) -> int:
     if arguments.threshold is not None and not 0 <= arguments.threshold <= 1:
         raise BadData(f"--threshold {arguments.threshold:g}: expected a number between 0 and 1, for instance 0.8")
-    images = [image for given in arguments.images for image in _image_files(given)]
+    images = [image for word in arguments.images for image in _image_files(word)]
     predictor = load_predictor(arguments.model, arguments.workdir)
     from csc.serving.predictor import BATCH, above
 
@@ -62,9 +62,9 @@ def _run(arguments: Namespace) -> int:
                 print("\r\x1b[K", end="", file=sys.stderr, flush=True)  # it is drawn again below the answers
             for image, prediction in zip(some, predictions, strict=True):
                 confidences = prediction.confidences.tolist()
-                found = above(confidences, thresholds)
-                files = heatmaps.write(image, prediction, found, classes) if heatmaps else {}
-                _print_answer(arguments, image, found, confidences, files)
+                predicted = above(confidences, thresholds)
+                files = heatmaps.write(image, prediction, predicted, classes) if heatmaps else {}
+                _print_answer(arguments, image, predicted, confidences, files)
             if bar is not None:
                 sys.stdout.flush()
                 bar.advance(len(some))
@@ -88,23 +88,23 @@ def load_predictor(model: str, workdir: str) -> "Predictor":
         return Predictor(fetch_model(model, Path(folder)))
 
 
-def _image_files(given: str) -> list[str]:
+def _image_files(word: str) -> list[str]:
     """The files that a word of the command line means."""
-    path = local_path(given)
-    name = given if Path(given) == path else str(path)  # what a person typed is printed as it was typed
+    path = local_path(word)
+    name = word if Path(word) == path else str(path)  # what a person typed is printed as it was typed
     if path.is_file():
         return [name]
     if path.is_dir():
         found = sorted(str(file) for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
         if not found:
-            raise BadData(f"{given}: no image files in this folder ({', '.join(SUFFIXES)})")
+            raise BadData(f"{word}: no image files in this folder ({', '.join(SUFFIXES)})")
         return found
-    if glob.has_magic(given):
+    if glob.has_magic(word):
         matching = sorted(file for file in glob.glob(name, recursive=True) if Path(file).is_file())  # noqa: PTH207
         if matching:
             return matching
-        raise BadData(f"{given}: no file matches this pattern")
-    raise BadData(f"{given}: no such image file")
+        raise BadData(f"{word}: no file matches this pattern")
+    raise BadData(f"{word}: no such image file")
 
 
 def _bar(images: int) -> AbstractContextManager[Bar | None]:
@@ -123,7 +123,9 @@ class _Heatmaps:
             raise BadData(f"--heatmap {folder}: not a folder")
         self.written: set[Path] = set()
 
-    def write(self, image: str, prediction: "Prediction", found: Found, classes: Sequence[str]) -> dict[str, str]:
+    def write(
+        self, image: str, prediction: "Prediction", predicted: Predicted, classes: Sequence[str]
+    ) -> dict[str, str]:
         """Write an image with the map of each predicted class, of the most likely one if none is predicted."""
         from csc.report.overlay import heatmap_png
 
@@ -131,7 +133,7 @@ class _Heatmaps:
         assert prediction.maps is not None
         best = classes[int(prediction.confidences.argmax())]
         files = {}
-        for name in [name for name, _ in found] or [best]:
+        for name in [name for name, _ in predicted] or [best]:
             path = self._free(f"{Path(image).stem}.{name}")
             heat = (255 * prediction.maps[classes.index(name)]).round().astype("uint8")
             write_bytes(path, heatmap_png(prediction.image, heat))
@@ -148,19 +150,19 @@ class _Heatmaps:
 
 
 def _print_answer(
-    arguments: Namespace, image: str, found: Found, confidences: Sequence[float], files: Mapping[str, str]
+    arguments: Namespace, image: str, predicted: Predicted, confidences: Sequence[float], files: Mapping[str, str]
 ) -> None:
     """Print what is found in an image: as a line for people, as JSON or as CSV."""
     if arguments.json:
         classes: list[dict[str, Any]] = []
-        for name, value in found:
+        for name, value in predicted:
             heatmap = {"heatmap": files[name]} if name in files else {}
             classes.append({"name": name, "confidence": round(value, 6), **heatmap})
         print(json.dumps({"image": image, "classes": classes}, ensure_ascii=False))
     elif arguments.csv:
-        _print_csv(image, ";".join(name for name, _ in found), *(f"{value:.6f}" for value in confidences))
+        _print_csv(image, ";".join(name for name, _ in predicted), *(f"{value:.6f}" for value in confidences))
     else:
-        print(f"{image}\t" + (", ".join(f"{name} {value:.3f}" for name, value in found) or "(nothing)"))
+        print(f"{image}\t" + (", ".join(f"{name} {value:.3f}" for name, value in predicted) or "(nothing)"))
 
 
 def _print_csv(*cells: str) -> None:

@@ -38,9 +38,9 @@ def settings() -> list[Setting]:
     return list(found.values())
 
 
-def _meaning(kind: type[Settings], name: str) -> str:
+def _meaning(group: type[Settings], name: str) -> str:
     """What the docstring of a group, or of the one that it extends, says of a setting; else what it says of itself."""
-    texts = [inspect.cleandoc(base.__doc__ or "") for base in kind.__mro__ if issubclass(base, Settings)]
+    texts = [inspect.cleandoc(base.__doc__ or "") for base in group.__mro__ if issubclass(base, Settings)]
     for text in texts:
         if line := re.search(rf"^    {name}: (.*(?:\n {{8}}.*)*)", text, re.MULTILINE):
             return " ".join(line[1].split())

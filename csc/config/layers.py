@@ -52,18 +52,18 @@ def resolve(
         overrides: nested mapping, or the same as JSON text; a setting that the run does not read is refused.
         shared: settings for several methods, as a study has them; those that the run does not read are left out.
     """
-    wanted = _renamed(_from_json(overrides) if isinstance(overrides, str) else overrides or {})
-    method = wanted.get("method", "csc")
+    chosen = _renamed(_from_json(overrides) if isinstance(overrides, str) else overrides or {})
+    method = chosen.get("method", "csc")
     if not isinstance(method, str) or method not in methods():
         raise BadConfig(f"method '{method}' is not known; choose one of {', '.join(methods())}")
     values = merged(_values(dataset, method), _renamed(shared or {}))
-    head = wanted.get("head", values["head"])
+    head = chosen.get("head", values["head"])
     if head not in method_class(method).heads:
         raise BadConfig(f"head={head}: method '{method}' takes only {', '.join(method_class(method).heads)}")
-    kind = settings_type(method, str(head))
-    _check_read(wanted, kind, method)
-    _check_required(wanted, dataset, method)
-    config = convert(kind, merged(_readable(values, kind), wanted), from_text=True)
+    config_type = settings_type(method, str(head))
+    _check_read(chosen, config_type, method)
+    _check_required(chosen, dataset, method)
+    config = convert(config_type, merged(_readable(values, config_type), chosen), from_text=True)
     method_class(method).check(config)
     return config
 
@@ -173,60 +173,60 @@ def settings_type(method: str, head: str) -> type[Config]:
     groups = method_class(method).groups(head)
     fields = [(name, group, msgspec.field(default_factory=group)) for name, group in groups.items()]
     reads = {"unread": method_class(method).unread}
-    kind = msgspec.defstruct("Config", fields, bases=(Config,), namespace=reads, frozen=True, kw_only=True)
-    return cast("type[Config]", kind)
+    config_type = msgspec.defstruct("Config", fields, bases=(Config,), namespace=reads, frozen=True, kw_only=True)
+    return cast("type[Config]", config_type)
 
 
 @cache
-def _defaults(kind: type[Settings]) -> Mapping[str, Any]:
+def _defaults(settings_group: type[Settings]) -> Mapping[str, Any]:
     """The default of every setting of a type, by its dotted key."""
-    return {key: field.default for key, field, _ in all_fields(kind)}
+    return {key: field.default for key, field, _ in all_fields(settings_group)}
 
 
-def _check_read(wanted: Mapping[str, Any], kind: type[Config], method: str) -> None:
+def _check_read(chosen: Mapping[str, Any], config_type: type[Config], method: str) -> None:
     """Refuse settings that exist, but that this method with this head does not read."""
-    for key, _ in flatten(wanted):
-        if key not in _defaults(kind):
-            kinds = {name: [settings_type(name, head) for head in method_class(name).heads] for name in methods()}
-            readers = [name for name, heads in kinds.items() if any(key in _defaults(other) for other in heads)]
+    for key, _ in flatten(chosen):
+        if key not in _defaults(config_type):
+            types = {name: [settings_type(name, head) for head in method_class(name).heads] for name in methods()}
+            readers = [name for name, heads in types.items() if any(key in _defaults(other) for other in heads)]
             if method in readers:
                 raise BadConfig(f"{key}: read only with another head than the present one; set head too")
             if readers:
                 raise BadConfig(f"{key}: method '{method}' does not read it, {', '.join(readers)} would")
 
 
-def _check_required(wanted: Mapping[str, Any], dataset: str, method: str) -> None:
+def _check_required(chosen: Mapping[str, Any], dataset: str, method: str) -> None:
     """Refuse to guess what a method has to know of a data set for which there is no preset."""
     required = method_class(method).required_settings
-    given = dict(flatten(wanted))
+    keys = dict(flatten(chosen))
     for key in required if not _has_preset(dataset) else ():
-        if key not in given:
+        if key not in keys:
             raise BadConfig(
                 f"{key}: method '{method}' has to know it of data set '{dataset}'; set {' and '.join(required)}"
             )
 
 
-def _readable(values: Mapping[str, Any], kind: type[Config]) -> dict[str, Any]:
+def _readable(values: Mapping[str, Any], config_type: type[Config]) -> dict[str, Any]:
     """What of presets and values a run reads; they are written for all methods and heads."""
-    return nested({key: value for key, value in flatten(values) if key in _defaults(kind)})
+    return nested({key: value for key, value in flatten(values) if key in _defaults(config_type)})
 
 
-def _renamed(wanted: Mapping[str, Any]) -> Mapping[str, Any]:
+def _renamed(chosen: Mapping[str, Any]) -> Mapping[str, Any]:
     """Take the spellings of the version before, with a hint."""
-    given = dict(flatten(wanted))
+    flat = dict(flatten(chosen))
     new: dict[str, Any] = {}
-    if _OLD_LABELS in given:
-        new["loss.old_labels"] = given.pop(_OLD_LABELS)
+    if _OLD_LABELS in flat:
+        new["loss.old_labels"] = flat.pop(_OLD_LABELS)
         _hint(f"{_OLD_LABELS} is now called loss.old_labels")
-    if _FREEZE_BN in given:
-        value = given.pop(_FREEZE_BN)
+    if _FREEZE_BN in flat:
+        value = flat.pop(_FREEZE_BN)
         frozen = SWITCHES.get(str(value).lower())
         if frozen is None:
             raise BadConfig(f"{_FREEZE_BN}={value}: expected true or false")
         new["train.batch_norm"] = "frozen_after_base" if frozen else "live"
         if frozen:  # a model of the version before names all settings, also those that are off
             _hint(f"{_FREEZE_BN} is now called train.batch_norm=frozen_after_base")
-    return merged(nested(new), nested(given)) if new else wanted
+    return merged(nested(new), nested(flat)) if new else chosen
 
 
 @cache

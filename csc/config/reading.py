@@ -17,7 +17,7 @@ from csc.errors import BadConfig
 
 __all__ = ["SWITCHES", "Settings", "all_fields", "convert", "expected", "load_yaml"]
 
-_Kind = TypeVar("_Kind")
+_Target = TypeVar("_Target")
 SWITCHES = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 _LONGEST = 60  # characters of a wrong value that a message repeats
@@ -33,13 +33,15 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
 
-def all_fields(kind: type[Settings], path: str = "") -> Iterator[tuple[str, msgspec.structs.FieldInfo, type[Settings]]]:
+def all_fields(
+    settings_type: type[Settings], path: str = ""
+) -> Iterator[tuple[str, msgspec.structs.FieldInfo, type[Settings]]]:
     """The settings of a type and of the groups in it: the dotted key of each, its field, and the group that has it."""
-    for item in msgspec.structs.fields(kind):
+    for item in msgspec.structs.fields(settings_type):
         if isinstance(item.type, type) and issubclass(item.type, Settings):
             yield from all_fields(item.type, f"{path}{item.name}.")
         else:
-            yield path + item.name, item, kind
+            yield path + item.name, item, settings_type
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -92,13 +94,13 @@ def _check_size(text: str) -> None:
             raise yaml.MarkedYAMLError(problem=problem or f"more than {_MOST:,} values", problem_mark=event.start_mark)
 
 
-def convert(kind: type[_Kind], content: Any, *, from_text: bool = False) -> _Kind:
+def convert(target_type: type[_Target], content: Any, *, from_text: bool = False) -> _Target:
     """Check plain data, as YAML or JSON gives it, against a type of settings.
 
     A key without a value, as when its lines are all comments, counts as left out. With `from_text`, as on the command
     line, text counts as the number or switch that it spells, and 3.0 as the number 3.
     """
-    made: _Kind = _value(kind, content, "", from_text)
+    made: _Target = _value(target_type, content, "", from_text)
     return made
 
 
@@ -122,8 +124,8 @@ def _value(hint: Any, value: Any, key: str, from_text: bool) -> Any:
     return msgspec.convert(value, hint)
 
 
-def _group(kind: type[msgspec.Struct], value: Any, key: str, from_text: bool) -> Any:
-    fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
+def _group(group_type: type[msgspec.Struct], value: Any, key: str, from_text: bool) -> Any:
+    fields = {field.name: field.type for field in msgspec.structs.fields(group_type)}
     if not isinstance(value, Mapping):
         raise BadConfig(f"{key or 'the file'}: expected a group of {', '.join(fields)}")
     path = f"{key}." if key else ""
@@ -131,8 +133,10 @@ def _group(kind: type[msgspec.Struct], value: Any, key: str, from_text: bool) ->
         if name not in fields:
             known = ", ".join(path + field for field in fields)
             raise BadConfig(f"{path}{_shown(name)}: no such key; choose one of {known}")
-    given = {name: item for name, item in value.items() if item is not None or from_text}
-    return kind(**{name: _value(fields[name], item, f"{path}{name}", from_text) for name, item in given.items()})
+    entries = {name: item for name, item in value.items() if item is not None or from_text}
+    return group_type(
+        **{name: _value(fields[name], item, f"{path}{name}", from_text) for name, item in entries.items()}
+    )
 
 
 def _spelled(value: Any, hint: Any) -> Any:

@@ -105,9 +105,9 @@ class Config(Settings, frozen=True):
         chosen = self.train.batch_norm
         return chosen if chosen != "auto" else "live" if self.init == "scratch" else "frozen"
 
-    def group(self, kind: type[_Group]) -> _Group:
+    def group(self, group_type: type[_Group]) -> _Group:
         """The group of a type that a method or a head declares."""
-        return next(group for group in msgspec.structs.astuple(self) if isinstance(group, kind))
+        return next(group for group in msgspec.structs.astuple(self) if isinstance(group, group_type))
 
     def tree(self) -> dict[str, Any]:
         """All settings as plain nested data."""

@@ -146,14 +146,14 @@ class _ImageBatches:
         return pixels
 
 
-def workers_for(wanted: int | Literal["auto"], device: torch.device) -> Workers:
+def workers_for(setting: int | Literal["auto"], device: torch.device) -> Workers:
     """What loads the batches: a number of worker processes (0: the training process itself), or a `thread` of it.
 
     With `auto`, a GPU gets a process for each core but one; the ranks of a node share its cores. On a CPU the network
     needs the cores: a thread loads whenever the network leaves one idle.
     """
-    if wanted != "auto":
-        return wanted
+    if setting != "auto":
+        return setting
     if device.type == "cpu":
         return "thread"
     own = cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

@@ -20,11 +20,11 @@ _ELSEWHERE = "is made from"  # what a note says of another source, and never of 
 def benchmark_note(dataset: Dataset) -> str:
     """In what a data set is not the benchmark that has its name; empty if it is, or if no benchmark has its name."""
     kind, title = _BENCHMARKS.get(dataset.name, ("", ""))
-    found = str(dataset.source.get("kind"))
+    source_kind = str(dataset.source.get("kind"))
     if not kind:
         return ""
-    if found != kind:
-        return f"this '{dataset.name}' {_ELSEWHERE} '{found}', not from {title}"
+    if source_kind != kind:
+        return f"this '{dataset.name}' {_ELSEWHERE} '{source_kind}', not from {title}"
     parts = differences(dataset)
     if size := dataset.source.get("short_side"):
         parts.append(f"images scaled down to {size} px")

@@ -33,15 +33,15 @@ def class_activation_maps(network: Network, images: Tensor) -> Tensor:
     if isinstance(backbone, PromptedBackbone):
         with _attention(backbone.net) as weights:
             classes = network(images).shape[1]
-        found = _from_prompts(backbone, weights).unsqueeze(1).expand(-1, classes, -1, -1)
+        maps = _from_prompts(backbone, weights).unsqueeze(1).expand(-1, classes, -1, -1)
     elif isinstance(head, LinearHead) and isinstance(backbone, Backbone) and _attends(backbone.net):
         with _attention(backbone.net) as weights:
-            said = maps_of(head, network.features(images))
-        found = _from_positions(said, rollout(weights)[:, backbone.net.num_prefix_tokens :])
+            scores = maps_of(head, network.features(images))
+        maps = _from_positions(scores, rollout(weights)[:, backbone.net.num_prefix_tokens :])
     else:
-        found = maps_of(head, network.features(images))
-    low, high = (bound(found.float(), dim=(2, 3), keepdim=True) for bound in (torch.amin, torch.amax))
-    return (found - low) / (high - low).clamp(min=torch.finfo(torch.float32).tiny)
+        maps = maps_of(head, network.features(images))
+    low, high = (bound(maps.float(), dim=(2, 3), keepdim=True) for bound in (torch.amin, torch.amax))
+    return (maps - low) / (high - low).clamp(min=torch.finfo(torch.float32).tiny)
 
 
 @singledispatch
@@ -101,7 +101,7 @@ def _from_prompts(backbone: PromptedBackbone, weights: Sequence[Tensor]) -> Tens
     return seen.view(len(seen), round(seen.shape[1] ** 0.5), -1)
 
 
-def _from_positions(said: Tensor, reached: Tensor) -> Tensor:
+def _from_positions(scores: Tensor, attention: Tensor) -> Tensor:
     """The rollout (B, P, P) of each class: the mean of its rows, weighted by the scores of positions (B, n, h, w)."""
-    weights = said.flatten(2).softmax(dim=2)  # (B, n, P), as the masks of CI-GCN
-    return (weights @ reached[..., -weights.shape[2] :]).view_as(said)
+    weights = scores.flatten(2).softmax(dim=2)  # (B, n, P), as the masks of CI-GCN
+    return (weights @ attention[..., -weights.shape[2] :]).view_as(scores)

@@ -54,7 +54,9 @@ class Model:
 
         read_files = self.read_files and not _in_server()
         try:
-            images = [_given(image, number, read_files) for number, image in enumerate(_listed(model_input), start=1)]
+            images = [
+                _without_paths(image, number, read_files) for number, image in enumerate(_listed(model_input), start=1)
+            ]
             if not images:
                 raise BadData("no images; expected one or more")
             return pd.DataFrame(self.predictor.confidences(images), columns=list(self.predictor.card.classes))
@@ -84,7 +86,7 @@ def _listed(model_input: Any) -> list[Any]:
     return list(model_input)
 
 
-def _given(image: Any, number: int, read_files: bool) -> Any:
+def _without_paths(image: Any, number: int, read_files: bool) -> Any:
     """An image as it was given; where files are not to be read, text becomes the bytes it stands for."""
     if isinstance(image, np.ndarray) and image.ndim == 0:  # MLflow's way to hand on {"b64": "…"}
         image = image.item()

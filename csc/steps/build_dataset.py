@@ -20,12 +20,12 @@ def build_dataset(origin: str, split: str, config_json: str, train_out: str, tes
 
     The setting `labels` says what the training view shows, `held_out` what is tested on.
     """
-    chosen = Split.read(split)
-    task = chosen.task
-    config = resolve(Scenario.parse(chosen.scenario).dataset, config_json)
+    task_split = Split.read(split)
+    task = task_split.task
+    config = resolve(Scenario.parse(task_split.scenario).dataset, config_json)
     dataset = Dataset.open(Origin.from_json(origin).data)
     test = test_view(dataset, task, held_out=config.held_out)
-    if Scenario.parse(chosen.scenario).added and not set(task.new) & set(dataset.classes):
+    if Scenario.parse(task_split.scenario).added and not set(task.new) & set(dataset.classes):
         train = test.filter(np.zeros(len(test), bool))  # the old data of a model that is extended: only tested
     else:
         train = train_view(dataset, task, labels=config.labels, held_out=config.held_out)

@@ -26,10 +26,10 @@ def collect(request_json: str, page_out: str, table_out: str, files_out: str) ->
     """
     request = TableRequest.from_json(request_json)
     study = request.study_as(Study)
-    asked = cells(study, {name: DataSource.open(uri) for name, uri in request.sources.items()})
-    if beyond := [number for number in request.tried if number >= len(asked)]:
-        raise BadData(f"parameter order: tried: no cell {beyond[0]}; the study has {len(asked)}, from 0")
-    outcome = Outcome(study, tuple(results(asked, tried={asked[number].name for number in request.tried})))
+    study_cells = cells(study, {name: DataSource.open(uri) for name, uri in request.sources.items()})
+    if beyond := [number for number in request.tried if number >= len(study_cells)]:
+        raise BadData(f"parameter order: tried: no cell {beyond[0]}; the study has {len(study_cells)}, from 0")
+    outcome = Outcome(study, tuple(results(study_cells, tried={study_cells[number].name for number in request.tried})))
     close_runs([result.cell.key for result in outcome.failed], "FAILED")
     write_bytes(page_out, study_page(outcome).encode())
     write_bytes(table_out, markdown(outcome).encode())

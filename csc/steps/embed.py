@@ -88,10 +88,10 @@ def _are_there(uri: str, variants: int, dataset: Dataset) -> bool:
     if card.variants < variants or not has_weights(uri, card):
         return False
     training, test = (dataset.splits[split]["images"] for split in SPLITS)
-    wanted = [training + test, *[training] * variants]
+    image_counts = [training + test, *[training] * variants]
     return all(
         sum(shard.rows for shard in _finished(uri, variant)) >= rows and not _damaged(uri, variant)
-        for variant, rows in enumerate(wanted)
+        for variant, rows in enumerate(image_counts)
     )
 
 

@@ -21,19 +21,19 @@ def ingest(scenario: str, data: str) -> Origin:
     `data` is a folder or an `s3://` prefix that holds, or for digits will hold, the data set.
     """
     tracking = without_secrets(tracking_uri())  # an address that cannot be used is refused before any work
-    wanted = Scenario.parse(scenario)
-    if wanted.dataset == "digits" and not Dataset.exists(data):
+    parsed = Scenario.parse(scenario)
+    if parsed.dataset == "digits" and not Dataset.exists(data):
         from csc.data.ingest.digits import ingest_digits
 
         ingest_digits(data)
     dataset = Dataset.open(data)
-    if dataset.name != wanted.dataset and not wanted.added:
-        raise BadData(f"{data}: holds the data set '{dataset.name}', scenario '{scenario}' asks for '{wanted.dataset}'")
+    if dataset.name != parsed.dataset and not parsed.added:
+        raise BadData(f"{data}: holds the data set '{dataset.name}', scenario '{scenario}' asks for '{parsed.dataset}'")
     counts = " · ".join(f"{split} {count['images']:,}" for split, count in dataset.splits.items())
-    if not wanted.added:
-        print(wanted.announcement(len(dataset.classes)))
+    if not parsed.added:
+        print(parsed.announcement(len(dataset.classes)))
     print(f"data: {counts} images · fingerprint {dataset.fingerprint[:12]}")
-    for line in _notes(dataset, extends=bool(wanted.added)):
+    for line in _notes(dataset, extends=bool(parsed.added)):
         print(f"note: {line}")
     return Origin(absolute(data), dataset.fingerprint, code_version(), tracking)
 

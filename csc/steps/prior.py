@@ -21,11 +21,11 @@ def prior(origin: str, scenario: str, config_json: str, task: int, out: str) -> 
     source = Origin.from_json(origin)
     config = resolve(Scenario.parse(scenario).dataset, config_json)
     name = model_name(scenario, config.method)
-    found = find_registered_task(name, task, config.run_key(scenario, source.fingerprint, source.code))
-    if found is None:
+    registered = find_registered_task(name, task, config.run_key(scenario, source.fingerprint, source.code))
+    if registered is None:
         raise BadModel(
             f"no registered model '{name}' of task {task} with seed {config.seed}, these settings, data "
             f"{source.fingerprint[:12]} and code {source.code}; run the tasks up to it with the same arguments first"
         )
-    found.write(out)
-    print(f"task {task}: continues {found.model.uri}")
+    registered.write(out)
+    print(f"task {task}: continues {registered.model.uri}")

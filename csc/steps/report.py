@@ -65,16 +65,16 @@ def report(registered: str, page_out: str, table_out: str) -> str:
     figures and a note.
     """
     final = RegisteredTask.read(registered)
-    run_id, found = final.model.parent_run_id, RunReport.fetch(final)
-    page, table, shown = found.page(), found.markdown(), found.text()
+    run_id, run_report = final.model.parent_run_id, RunReport.fetch(final)
+    page, table, text = run_report.page(), run_report.markdown(), run_report.text()
     write_bytes(page_out, page.encode())
     write_bytes(table_out, table.encode())
     files = {"report.html": page, "results.json": json.dumps(final.to_plain(), indent=1)}
-    keep_figures(run_id, _figures(final.run, found.evidence), final.run.last.task)
+    keep_figures(run_id, _figures(final.run, run_report.evidence), final.run.last.task)
     note = run_note(final.run, table, final.model.uri)
     finish_scenario(run_id, final.run.summary, final.run.last.task, files, note)
-    print(shown)
-    return shown
+    print(text)
+    return text
 
 
 def _figures(run: RunResults, evidence: Sequence[Evidence]) -> "dict[str, Image.Image]":

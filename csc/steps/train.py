@@ -62,8 +62,8 @@ def train(
 
     arguments = {"config_json": config_json, "split": split, "train_view": train_view, "out": out, "prior": prior}
     arguments |= {"checkpoints": checkpoints, "features": features}
-    chosen = Split.read(split)
-    scenario, task = chosen.scenario, chosen.task
+    task_split = Split.read(split)
+    scenario, task = task_split.scenario, task_split.task
     config = _config(scenario, config_json, features)
     if config.train.nodes > 1:
         from csc.distributed.trainjob import train_on_nodes
@@ -86,8 +86,8 @@ def learn(config_json: str, split: str, train_view: str, out: str, prior: str, c
     from csc.training.optimiser import save_moments
     from csc.training.start import seed_everything, start_task
 
-    chosen = Split.read(split)
-    scenario, task = chosen.scenario, chosen.task
+    task_split = Split.read(split)
+    scenario, task = task_split.scenario, task_split.task
     config = _config(scenario, config_json, features)
     view = read_view(train_view)
     prior_version = RegisteredTask.read(prior).model if prior else None

@@ -108,15 +108,15 @@ class Cell:
         return len(self.scenario.sizes(self.source.classes)) if self.source else 0
 
 
-def _same_weights(wanted: str, used: str, recorded: str) -> bool:
+def _same_weights(asked: str, used: str, recorded: str) -> bool:
     """Whether a run began with the weights that a cell wants, in whatever folder their file was.
 
-    `wanted` and `used` are the settings `init`; `recorded` has the file's name and the beginning of its digest.
+    `asked` and `used` are the settings `init`; `recorded` has the file's name and the beginning of its digest.
     """
     file = re.match(r"file (.+), sha256 ([0-9a-f]+)", recorded)
-    if file is None or wanted in ("hub", "scratch"):
-        return wanted == used
-    path = Path(wanted).expanduser()
+    if file is None or asked in ("hub", "scratch"):
+        return asked == used
+    path = Path(asked).expanduser()
     return file[1] == path.name and (not path.is_file() or _digest(path).startswith(file[2]))
 
 

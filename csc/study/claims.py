@@ -67,13 +67,15 @@ def _interval(first: Entry, second: Entry, column: str) -> Interval | None:
     known = [(one, other) for one, other in values if one is not None and other is not None]
     if not known:
         return None
-    again = [(_resampled(one), _resampled(other)) for one, other in pairs] if column == _RESAMPLED else []
-    return paired(known, again)
+    resampled_pairs = [(_resampled(one), _resampled(other)) for one, other in pairs] if column == _RESAMPLED else []
+    return paired(known, resampled_pairs)
 
 
-def paired(values: list[tuple[float, float]], again: list[tuple[Resampled | None, Resampled | None]]) -> Interval:
+def paired(
+    values: list[tuple[float, float]], resampled_pairs: list[tuple[Resampled | None, Resampled | None]]
+) -> Interval:
     """The difference of paired numbers, with what resampled images say if all were tested on the same ones."""
-    known = [(one, other) for one, other in again if one is not None and other is not None]
+    known = [(one, other) for one, other in resampled_pairs if one is not None and other is not None]
     tests = {each.test_images for pair in known for each in pair}
     if len(known) < len(values) or len(tests) != 1:
         return difference(values)

@@ -63,8 +63,8 @@ class Group:
         if not pairs:
             return None
         values = [(_value(one, "last_mAP"), _value(two, "last_mAP")) for (_, one), (_, two) in pairs]
-        again = [(resampled(a, one.last.task), resampled(b, two.last.task)) for (a, one), (b, two) in pairs]
-        return paired(values, again)
+        resampled_pairs = [(resampled(a, one.last.task), resampled(b, two.last.task)) for (a, one), (b, two) in pairs]
+        return paired(values, resampled_pairs)
 
 
 def _value(run: RunResults, column: str) -> float:

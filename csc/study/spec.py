@@ -88,17 +88,17 @@ class Study(msgspec.Struct, frozen=True):
     def subset(
         self,
         scenarios: Sequence[str] | None = None,
-        wanted: Sequence[str] | None = None,
+        methods: Sequence[str] | None = None,
         seeds: Sequence[int] | None = None,
         overrides: Mapping[str, Any] | None = None,
     ) -> "Study":
         """The part of the study that the command line asks for.
 
-        Rows are kept whose method or label is `wanted`; any scenarios will do, the study's own or others.
+        Rows are kept whose method or label is among `methods`; any scenarios will do, the study's own or others.
         """
-        _check_choice({"--scenarios": scenarios, "--methods": wanted, "--seeds": seeds}, overrides or {})
-        rows = [row for row in self.rows if wanted is None or row.method in wanted or row.label in wanted]
-        for name in wanted or ():
+        _check_choice({"--scenarios": scenarios, "--methods": methods, "--seeds": seeds}, overrides or {})
+        rows = [row for row in self.rows if methods is None or row.method in methods or row.label in methods]
+        for name in methods or ():
             if not any(name in (row.method, row.label) for row in self.rows):
                 known = ", ".join(dict.fromkeys(row.method for row in self.rows))
                 raise BadConfig(f"--methods {name}: study '{self.name}' has no such row; its methods are {known}")

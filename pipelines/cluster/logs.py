@@ -16,26 +16,26 @@ DEFAULT_ROOT = "minio://mlpipeline/v2/artifacts"  # where Kubeflow Pipelines kee
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "MLFLOW_S3_ENDPOINT_URL")
 
 
-def choose_step(status: RunStatus, wanted: str | None) -> StepStatus:
+def choose_step(status: RunStatus, name: str | None) -> StepStatus:
     """The step that a person means by its title or some words of it, such as `ingest` or `2/train`.
 
-    If nothing is `wanted`, it is the step that failed, else the last one that began.
+    Without a name it is the step that failed, else the last one that began.
     """
-    if wanted is None:
+    if name is None:
         begun = [step for step in status.steps if step.state != REUSED]
         if not begun:
             raise EndpointError("no step of this run has begun yet, or all were reused")
         return status.failed or begun[-1]
-    words = _words(wanted)
+    words = _words(name)
     matching = [step for step in status.steps if words and words <= _words(step.title)]
     if len(matching) == 1:
         return matching[0]
     titles = ", ".join(step.title for step in matching or status.steps)
     if matching:
         raise EndpointError(
-            f"'{wanted}' is the name of several steps: {titles}; give a number too, for instance 2/{wanted}"
+            f"'{name}' is the name of several steps: {titles}; give a number too, for instance 2/{name}"
         )
-    raise EndpointError(f"no step '{wanted}' has begun; there are: {titles or 'none'}")
+    raise EndpointError(f"no step '{name}' has begun; there are: {titles or 'none'}")
 
 
 def log_lines(endpoint: Endpoint, status: RunStatus, step: StepStatus, namespace: str) -> list[str]:

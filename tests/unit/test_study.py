@@ -280,7 +280,7 @@ def test_the_command_line_narrows_and_overrides(written):
     settings = narrow.settings_of(narrow.rows[0], "digits-b0c2", 7)
     assert settings == {"train": {"epochs": "1", "lr": 0.1}, "method": "csc", "seed": 7}
     with pytest.raises(BadConfig, match="--methods krt: study 'mine' has no such row; its methods are csc, lwf"):
-        study.subset(wanted=["krt"])
+        study.subset(methods=["krt"])
     with pytest.raises(BadScenario):
         study.subset(["voc-b0c0"])
     with pytest.raises(BadConfig, match="--seeds: chooses nothing"):
@@ -988,7 +988,7 @@ def test_every_column_has_a_title_that_no_other_has_and_that_is_made_in_one_plac
 
 
 def test_a_stored_run_is_known_again_where_its_method_has_to_know_the_data_set():
-    study = read_study("batch-norm").subset(wanted=["krt"], seeds=[0])
+    study = read_study("batch-norm").subset(methods=["krt"], seeds=[0])
     cell = cells(study, SOURCES)[0]
     params = {key: str(value) for key, value in cell.config.flat().items()}
     run = ScenarioRun("r", {"csc.data": cell.source.fingerprint}, params, {})

@@ -80,26 +80,26 @@ class _File(msgspec.Struct):
     categories: list[_Category]
 
 
-def read_annotations(files: Source, found: AnnotationFile) -> Annotations:
+def read_annotations(files: Source, source_file: AnnotationFile) -> Annotations:
     """Read and check one annotation file; every image it lists must have a file."""
-    where, content = files.where(found.file), files.read(found.file, LONGEST_TABLE)
+    where, content = files.where(source_file.file), files.read(source_file.file, LONGEST_TABLE)
     sha256 = hashlib.sha256(content).hexdigest()
     tables = _decode(content, where)
     del content  # frees the memory; what is needed of it has been copied
     _check(tables, where)
     ordinary, crowded = _classes(tables, where)
-    image_files = _image_files(files, found, tables.images, where)
+    image_files = _image_files(files, source_file, tables.images, where)
     listing = []
     for image in tables.images:
         labels, crowds = ordinary[image.id], crowded.get(image.id, set())
         classes = tuple(sorted(labels)), tuple(sorted(crowds - labels))
-        split = found.split or split_by_name(image.file_name)
+        split = source_file.split or split_by_name(image.file_name)
         listing.append(ListedImage(f"{split}-{image.id:012d}", split, *classes, image_files[image.id]))
     names = [category.name for category in tables.categories]
     parents = {category.supercategory for category in tables.categories if category.supercategory != category.name}
     used = set().union(*ordinary.values(), *crowded.values())
     groups = frozenset(name for name in names if name in parents and name not in used)
-    return Annotations(found.file, sha256, tuple(sorted(names)), groups, tuple(listing))
+    return Annotations(source_file.file, sha256, tuple(sorted(names)), groups, tuple(listing))
 
 
 def _decode(content: bytes, where: str) -> _File:
@@ -201,9 +201,9 @@ def _classes(tables: _File, where: str) -> tuple[dict[int, set[str]], dict[int, 
     return ordinary, crowded
 
 
-def _image_files(files: Source, found: AnnotationFile, images: Sequence[_Image], where: str) -> dict[int, str]:
+def _image_files(files: Source, source_file: AnnotationFile, images: Sequence[_Image], where: str) -> dict[int, str]:
     """The file of each image, by its number."""
-    candidates = [(folder, files.names(folder)) for folder in found.folders]
+    candidates = [(folder, files.names(folder)) for folder in source_file.folders]
     image_files = {}
     for image in images:
         simple = "/" not in image.file_name
@@ -212,15 +212,15 @@ def _image_files(files: Source, found: AnnotationFile, images: Sequence[_Image],
                 image_files[image.id] = f"{folder}/{image.file_name}"
                 break
         else:
-            raise BadData(f"{where}: image {image.id}: {_missing(files, found, image.file_name)}")
+            raise BadData(f"{where}: image {image.id}: {_missing(files, source_file, image.file_name)}")
     return image_files
 
 
-def _missing(files: Source, found: AnnotationFile, file_name: str) -> str:
+def _missing(files: Source, source_file: AnnotationFile, file_name: str) -> str:
     """Say that an image is missing; if there is no folder of images, so are all others."""
-    *inner, outer = found.folders
+    *inner, outer = source_file.folders
     advice = "add the file or remove the entry"
     if inner and not files.folders(outer) & {folder.name for folder in inner}:
         advice = f"put {inner[0].name}/ there, or give a folder with the zip files of images and annotations"
-    folders = " or ".join(f"{folder}/" if folder.name else "the source itself" for folder in found.folders)
+    folders = " or ".join(f"{folder}/" if folder.name else "the source itself" for folder in source_file.folders)
     return f"no file {file_name!r} in {folders}; {advice}{files.still_packed()}"

@@ -80,14 +80,14 @@ def split_by_name(name: str) -> str:
     return "test" if number % TEST_EVERY == 0 else "train"
 
 
-def split_folders(found: Collection[str]) -> tuple[dict[str, str], str]:
+def split_folders(folders: Collection[str]) -> tuple[dict[str, str], str]:
     """The folders of train and test among those of a source, and the name of the first that is missing, if one is.
 
     >>> split_folders(["train", "valid", "other"])
     ({'train': 'train', 'test': 'valid'}, '')
     """
-    test = [name for name in TEST_FOLDERS if name in found]
-    if "train" not in found:
+    test = [name for name in TEST_FOLDERS if name in folders]
+    if "train" not in folders:
         return {}, "train"
     return ({"train": "train", "test": test[0]}, "") if test else ({}, "test")
 

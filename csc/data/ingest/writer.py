@@ -86,11 +86,11 @@ class SourceListing:
 
 
 def write_source(
-    out: str | os.PathLike[str], name: str, files: Source, found: SourceListing, options: WriteOptions
+    out: str | os.PathLike[str], name: str, files: Source, source_listing: SourceListing, options: WriteOptions
 ) -> Dataset:
     """Write the annotated images of a source as a data set."""
     images = SourceImages(files, options.short_side)
-    listing, skipped = found.listing, found.skipped
+    listing, skipped = source_listing.listing, source_listing.skipped
     if options.skip_bad:
         broken = _broken(listing, images, options)
         listing = [row for row in listing if row.image_id not in broken]
@@ -98,11 +98,11 @@ def write_source(
     return write_dataset(
         out,
         name,
-        found.classes,
+        source_listing.classes,
         listing,
         images,
-        {**found.record, **({"skipped": skipped} if skipped else {}), **images.record},
-        difficult_is_member=found.difficult_is_member,
+        {**source_listing.record, **({"skipped": skipped} if skipped else {}), **images.record},
+        difficult_is_member=source_listing.difficult_is_member,
         state=images.state,
         options=options,
     )
