@@ -51,7 +51,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def _texts(content: object) -> Iterator[str]:
-    """All texts in what JSON gave, keys too."""
+    """Yield all texts in decoded JSON, keys too."""
     if isinstance(content, str):
         yield content
     elif isinstance(content, dict):
@@ -70,7 +70,7 @@ class _Contract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def from_plain(cls, content: object, where: str) -> Self:
-        """Check what JSON gave; `where` is the file or parameter it comes from, for the message."""
+        """Check decoded JSON; `where` is the file or parameter that it comes from, for the message."""
         try:
             made = msgspec.convert(content, cls)
             # They are printed, and the content may come from a server.
@@ -90,7 +90,7 @@ class _Contract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def read(cls, path: str | Path, named: str = "") -> Self:
-        """Read what `write` wrote; content that has changed since is refused, by the name that the user knows."""
+        """Read what `write` wrote, and refuse content that has changed since; errors call the file `named`."""
         named = named or str(path)
         content = read_json(Path(path), named)
         digest = content.pop(_DIGEST, None) if isinstance(content, dict) else None
@@ -155,16 +155,16 @@ class Origin(_Parameter, frozen=True):
 
 
 class TableRequest(_Parameter, frozen=True):
-    """Which tables are to be made: of a study, its data sets by name, and the cells that its pipeline runs."""
+    """What the tables of a study are made from: the study, its data sets, and the cells that its pipeline runs."""
 
     parameter: ClassVar[str] = "order"
 
     study: dict[str, Any]  # what `csc.study.spec.Study` holds; contracts know nothing of studies
-    sources: dict[str, str]  # uris
-    tried: tuple[Annotated[int, msgspec.Meta(ge=0)], ...]  # by their numbers, which are shorter than their names
+    sources: dict[str, str]  # uris of the data sets, by name
+    tried: tuple[Annotated[int, msgspec.Meta(ge=0)], ...]  # cells by number, which is shorter than their names
 
     def study_as(self, study_type: type[_Study]) -> _Study:
-        """The study, checked."""
+        """The study as an object of this type; refused if it is none."""
         try:
             return msgspec.convert(self.study, study_type)
         except msgspec.ValidationError as error:
@@ -284,9 +284,9 @@ class RunResults(_Contract, frozen=True):
     data_fingerprint: str
     code_version: str
     tasks: tuple[TaskResult, ...]  # those that are finished, at least one
-    held_out: int = 0  # if it was tested on held-out training images, of so many images one
+    held_out: int = 0  # of so many training images one was held out, and tested on; 0 for tests on the test images
     settings: dict[str, Any] = {}  # those that differ from the method's own, by dotted key
-    data_note: str = ""  # in what the data are not the benchmark whose name they have, so that nobody is misled
+    data_note: str = ""  # how the data differ from the benchmark of their name; empty if they do not
 
     def __post_init__(self) -> None:
         if not self.tasks:
@@ -323,7 +323,7 @@ class RegisteredVersion(_Contract, frozen=True):
 
     @property
     def uri(self) -> str:
-        """The address by which anyone can load it."""
+        """The uri by which anyone can load it."""
         return f"models:/{self.name}/{self.version}"
 
 

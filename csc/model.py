@@ -140,7 +140,7 @@ def save_tensors(tensors: "Mapping[str, Tensor]", path: Path, metadata: dict[str
     stored = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     try:
         save_file(stored, path, metadata)
-        path.chmod(0o644)  # like its neighbours
+        path.chmod(0o644)  # like the other files of the folder
     except SafetensorError as error:
         if not (cause := re.search(r"\(os error (\d+)\)", str(error))):
             raise
@@ -163,7 +163,7 @@ def load_tensors(path: Path) -> "dict[str, Tensor]":
 
 
 def read_card(folder: Path) -> ModelCard:
-    """Read what a model is; needs no torch."""
+    """Read the card of a model folder; needs no torch."""
     path = folder / CARD
     try:
         content = read_json(path)
@@ -184,7 +184,7 @@ def read_card(folder: Path) -> ModelCard:
 
 
 def _contradiction(card: ModelCard) -> str:
-    """What no model can be, or nothing; its types are right."""
+    """In what a card of the right types contradicts itself; empty if in nothing."""
     try:
         sizes, config = card.task_sizes, card.resolved_config()
     except (BadConfig, BadScenario) as error:

@@ -165,7 +165,7 @@ def pipeline_of(
     `steps` wires all steps and returns the last, the report. Its parameters, `data` and `config` among them, and its
     docstring become those of the pipeline. `on_cluster` an exit handler closes the MLflow runs of a run that failed; it
     is told the fingerprint of the model that the run extends, if it does. A pipeline with one has no outputs, by a rule
-    of kfp; one without returns its table and page, and whoever calls it does the closing.
+    of kfp; one without returns its table and page, and its caller closes the runs.
     """
     signature = inspect.signature(steps)
 
@@ -213,7 +213,7 @@ def build_pipeline(
         shared = {**known, "checkpoints": checkpoints, "features": features, "gpus": gpus, "tasks": window.total}
         last: Any = None  # the step whose model the next task starts from
         if window.first > 1:
-            # Cached, unlike ingest: the same record again, so that finished tasks of the window are reused.
+            # Cached, unlike ingest: the same registered task again, so that finished tasks of the window are reused.
             last = apply(profile, prior_model(task=window.first - 1, **known))
         for task in range(window.first, window.last + 1):
             if last is None:

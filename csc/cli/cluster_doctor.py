@@ -78,7 +78,7 @@ def retry_policy(cluster: Kubernetes, namespace: str) -> RetryPolicy:
 
 
 def retry_warning(profile: Profile, namespace: str = "", seconds: float = 3.0) -> str:
-    """One line if the cluster does something else with `retry.pods` than it is meant for; empty if that is not seen."""
+    """One line if the cluster treats `retry.pods` otherwise than intended; empty if it does not or cannot be asked."""
     if not profile.retry.pods:
         return ""
     found: list[str] = []
@@ -129,7 +129,7 @@ def _checks(profile: str | None, namespace: str | None) -> Iterator[Check]:
 
 
 def _answer(name: str, command: str, look: Callable[..., Check], *arguments: Any) -> Check:
-    """What looking comes to, or why it came to nothing and how somebody else can look."""
+    """The check that `look` makes; if the caller may not look, an unknown one with the command for somebody who may."""
     try:
         return look(*arguments)
     except NotVisible as reason:

@@ -34,8 +34,8 @@ def missing_packages(*names: str) -> str:
 def preflight(config: Config, workdir: Path, *, makes_digits: bool = False, in_containers: bool = False) -> None:
     """Refuse a run that cannot succeed on this machine.
 
-    The first step of one that `makes_digits` takes them from scikit-learn; steps `in_containers` bring their packages
-    and fetch their weights themselves. The work folder may not be there yet.
+    A run that `makes_digits` needs scikit-learn, which has them; steps `in_containers` bring their packages and fetch
+    their weights themselves. The work folder may not be there yet.
     """
     needed = ["kfp", "mlflow", "docker"] if in_containers else ["kfp", "mlflow", "torch", "timm"]
     if makes_digits and not in_containers:

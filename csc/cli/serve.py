@@ -70,7 +70,7 @@ def _run(app: "Starlette", listener: socket.socket) -> None:
     """Answer until SIGTERM or Ctrl-C; requests under way are finished first."""
     import uvicorn
 
-    # Uvicorn passes on a signal when it has stopped. To stop was all that it asked for.
+    # Uvicorn sends itself the signal again once it has stopped, although that is all the signal asked for.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
     config = uvicorn.Config(

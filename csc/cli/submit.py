@@ -105,7 +105,7 @@ def check_edited(name: str, profile: Profile) -> None:
 
 
 def open_submission(arguments: Namespace, profile: Profile) -> "Endpoint":
-    """The cluster that a run goes to; says if it is seen to try steps again otherwise than the profile expects."""
+    """The cluster that a run goes to; prints a warning if it tries steps again otherwise than the profile expects."""
     endpoint = open_endpoint(arguments, profile)
     from csc.cli.cluster_doctor import retry_warning
 

@@ -46,7 +46,7 @@ def _run(arguments: Namespace) -> int:
             _print_pages(address, experiments)
             print(f"MLflow on {address} (stop with Ctrl-C)", flush=True)
             return server.wait()
-        except KeyboardInterrupt:  # the server has it too
+        except KeyboardInterrupt:  # Ctrl-C has reached the server too
             return server.wait()
 
 

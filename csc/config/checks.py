@@ -77,7 +77,7 @@ def weights_file(init: str) -> Path:
     if not os.access(path, os.R_OK):
         raise BadModel(f"init={init}: not readable (permission denied)")
     if importlib.util.find_spec("safetensors") is None:
-        return path  # as without timm
+        return path  # safetensors is not installed here: the steps run elsewhere
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -88,9 +88,9 @@ def weights_file(init: str) -> Path:
 
 
 def _check_hub(name: str) -> None:
-    """Refuse to wait for weights that can not come: they are neither in the hub's cache here, nor is the hub there."""
+    """Refuse weights that are not in the cache of this machine while their hub does not answer."""
     if importlib.util.find_spec("huggingface_hub") is None:
-        return  # as without timm
+        return  # nor is the client of the hub
     from huggingface_hub import constants
 
     cached = Path(constants.HF_HUB_CACHE).glob(f"models--*--{name}*/snapshots/*/model.safetensors")

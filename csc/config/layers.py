@@ -39,7 +39,7 @@ __all__ = [
 _PRESETS = Path(__file__).parent / "presets"
 _VALUES = Path(__file__).parents[1] / "methods" / "values"
 _FALLBACK_PRESET = "coco"  # any other data set is treated like the larger benchmark
-_OLD_LABELS, _FREEZE_BN = "old_label_policy", "release_quirks.freeze_bn_after_base"  # of the version before
+_OLD_LABELS, _FREEZE_BN = "old_label_policy", "release_quirks.freeze_bn_after_base"  # keys of the version before
 
 
 def resolve(
@@ -141,7 +141,7 @@ def _yaml(path: Path) -> dict[str, Any]:
 
 
 def _values(dataset: str, method: str) -> dict[str, Any]:
-    """What is set before the user sets anything: the preset, then the method, first what it is a variant of."""
+    """The settings before the user's: the preset, then the method that this one is a variant of, then its own."""
     preset = preset_for(dataset)
     own = _yaml(_VALUES / f"{method}.yaml")
     like = _yaml(_VALUES / f"{own['like']}.yaml") if "like" in own else {}
@@ -207,12 +207,12 @@ def _check_required(chosen: Mapping[str, Any], dataset: str, method: str) -> Non
 
 
 def _readable(values: Mapping[str, Any], config_type: type[Config]) -> dict[str, Any]:
-    """What of presets and values a run reads; they are written for all methods and heads."""
+    """Those settings of presets and methods that a run reads; they are written for all methods and heads."""
     return nested({key: value for key, value in flatten(values) if key in _defaults(config_type)})
 
 
 def _renamed(chosen: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Take the spellings of the version before, with a hint."""
+    """Give keys of the version before their names of today, with a hint."""
     flat = dict(flatten(chosen))
     new: dict[str, Any] = {}
     if _OLD_LABELS in flat:
@@ -231,5 +231,5 @@ def _renamed(chosen: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @cache
 def _hint(text: str) -> None:
-    """Say that a name is an old one, once in a process; on stderr, where it spoils no answer of a command."""
+    """Say that a name is an old one: once in a process, and on stderr, apart from what a command answers."""
     print(f"note: {text}; the next version will refuse the old name", file=sys.stderr, flush=True)

@@ -75,7 +75,7 @@ def load_yaml(path: Path) -> Any:
 
 def _check_size(text: str) -> None:
     """Refuse what would take all memory: groups too deep within groups, in themselves, or in each other too often."""
-    unfinished: list[tuple[str | None, int]] = []  # groups: their anchors, and how many values were before them
+    unfinished: list[tuple[str | None, int]] = []  # open groups: their anchors, and how many values came before them
     sizes: dict[str | None, int] = {}
     values = 0
     for event in yaml.parse(text, _Loader):
@@ -158,7 +158,7 @@ def _spelled(value: Any, hint: Any) -> Any:
 
 
 def _fits(hint: Any, value: Any) -> bool:
-    """Whether a value is of a plain type and within its limits; what is no number never is."""
+    """Whether a value is of a plain type and within its limits; NaN and infinity never are."""
     if isinstance(value, float) and not math.isfinite(value):
         return False
     try:

@@ -35,7 +35,7 @@ __all__ = ["EXECUTION_ONLY", "Config"]
 
 _Group = TypeVar("_Group", bound=Settings)
 
-# What changes no result, as how the work is shared out: a run may resume with other values.
+# Settings that change no result, such as how the work is shared out: a run may be resumed with other values.
 EXECUTION_ONLY = ("train.workers", "train.processes", "train.nodes", "register.min_map", "register.max_drop")
 
 
@@ -97,7 +97,7 @@ class Config(Settings, frozen=True):
 
     @property
     def resolved_batch_norm(self) -> str:
-        """What statistics of batch-norm do, with `auto` resolved.
+        """The setting `train.batch_norm`, with `auto` resolved.
 
         The paper is silent; the released code keeps those of the base task. From trained weights, those of the weights
         were better for each method tried, by far; from scratch live ones were (REPRODUCIBILITY.md).
@@ -127,7 +127,7 @@ class Config(Settings, frozen=True):
         return ()
 
     def decisive(self) -> dict[str, Any]:
-        """What of `flat` decides a result."""
+        """Those entries of `flat` that decide a result."""
         unread = self.unread()
         return {key: value for key, value in self.flat().items() if key not in EXECUTION_ONLY and key not in unread}
 
@@ -137,8 +137,8 @@ class Config(Settings, frozen=True):
         return hashlib.sha256("\n".join([settings, *more]).encode()).hexdigest()[:16]
 
     def run_key(self, scenario: str, data: str, code: str, extended: str = "") -> str:
-        """What makes two scenario runs the same run: settings, scenario, data, code, and the model that is extended.
+        """The key of a scenario run, a digest of settings, scenario, data, code, and the model that is extended.
 
-        Data and the model are given by their fingerprints.
+        Runs with the same key are the same run. Data and the model are given by their fingerprints.
         """
         return self.fingerprint(scenario, data, code, *([extended] if extended else []))

@@ -2,8 +2,8 @@
 
 The paper's input pipeline, on uint8 RGB arrays (height, width, 3): `CutoutPIL(0.5)` followed by the RandAugment variant
 whose policies are all ordered pairs of different (operation, magnitude) combinations, each half applied with
-probability 0.5. All randomness comes from the generator that the caller passes. An array that is given may be painted
-on or handed back: who needs it later keeps a copy.
+probability 0.5. All randomness comes from the generator that the caller passes. An array that is passed in may be
+changed or returned: who needs it later keeps a copy.
 
 The pixels are those of Pillow's `ImageOps`, `ImageEnhance` and `Image.transform`, for less work: what maps each value
 alone is one lookup, and what Pillow computes in two dimensions but happens in one is computed in one. They are the same

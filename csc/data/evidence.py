@@ -59,7 +59,7 @@ class EvidenceImage(msgspec.Struct, frozen=True):
 
 
 class Reliability(msgspec.Struct, frozen=True):
-    """Of labels by confidence, in bins of equal width: how many, the sum of their confidences, how many are present."""
+    """For each bin of confidence: how many labels it has, the sum of their confidences, how many are present."""
 
     count: list[int]
     confidence: list[float]
@@ -67,7 +67,7 @@ class Reliability(msgspec.Struct, frozen=True):
 
 
 class TaskFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"exemplars": "memory"}):
-    """What is to be said of a task's model.
+    """What a page says of a task's model.
 
     Attributes:
         task: number, from 1.
@@ -113,7 +113,7 @@ class TaskFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is to be said and shown of a task's model."""
+    """What a page says and shows of a task's model."""
 
     facts: TaskFacts
     images: tuple[EvidenceImage, ...]

@@ -105,9 +105,9 @@ def _weights(config: Config) -> str:
     if config.init == "scratch":
         return f"scratch, seed {config.seed}"
     if config.init == "hub":
-        from csc.nets.backbone import from_hub  # here, for it takes torch
+        from csc.nets.backbone import from_hub  # imported here because it imports torch
 
-        return sha256_file(from_hub(config.backbone.name))  # a name may get other weights
+        return sha256_file(from_hub(config.backbone.name))  # the hub may give a name other weights
     return sha256_file(weights_file(config.init))
 
 

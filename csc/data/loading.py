@@ -1,4 +1,4 @@
-"""From a view to batches: each image is decoded and augmented into its place in the batch.
+"""From a view to batches: each image is decoded and augmented inside the memory of its batch.
 
 Every random choice is a function of (seed, epoch, row, draw), never of a process, a thread or of time: any number of
 workers gives the same batches, and a resumed epoch the same as the first try.
@@ -47,7 +47,7 @@ BatchKey = tuple[int, BatchRows]  # an epoch, and the rows of a batch in it
 class Batch:
     """Images as they were stored, resized: uint8 (B, 3, H, W) in channels-last memory, with their labels.
 
-    Feature maps may stand in their place, then float16 (B, channels, h, w).
+    Feature maps may stand for them, then float16 (B, channels, h, w).
     """
 
     images: Tensor
@@ -102,7 +102,7 @@ class _ImageBatches:
         self.kept: dict[int, Pixels] | None = {} if keep and fits else None
 
     def __getitem__(self, key: BatchKey) -> Batch | CscError:
-        """A batch, or why there is none: a data loader would wrap an error that is raised in its text of many lines."""
+        """A batch, or its error: one that is raised would be wrapped by the data loader in a text of many lines."""
         try:
             return self.batch(key)
         except CscError as error:
@@ -126,7 +126,7 @@ class _ImageBatches:
         return Batch(images.permute(0, 3, 1, 2), targets, torch.tensor(rows, dtype=torch.int64))
 
     def _random(self, epoch: int, row: int, draw: int) -> np.random.Generator:
-        """What decides how a draw in an epoch shows a row."""
+        """The random numbers that decide how a draw in an epoch shows a row."""
         if self.seed is None:
             shard, shard_row = self.positions[row]
             return np.random.default_rng([shard, epoch, shard_row])
@@ -198,7 +198,7 @@ def _from_processes(
         sampler=keys,
         num_workers=workers,
         pin_memory=pin,
-        generator=torch.Generator(),  # its own: making a loader must not move the network's random state
+        generator=torch.Generator(),  # its own: making a loader must not change the random state of the network
     )
     for batch in loader:
         if isinstance(batch, CscError):

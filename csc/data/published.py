@@ -13,12 +13,12 @@ _COUNTS = {
     },
 }
 
-_BENCHMARKS = {"voc": ("voc2007", "VOC 2007"), "coco": ("coco2014", "COCO 2014")}  # whose names scenarios use
-_ELSEWHERE = "is made from"  # what a note says of another source, and never of a part
+_BENCHMARKS = {"voc": ("voc2007", "VOC 2007"), "coco": ("coco2014", "COCO 2014")}  # by the names that scenarios use
+_ELSEWHERE = "is made from"  # only in the note on data of another source, not in that on a part of the benchmark
 
 
 def benchmark_note(dataset: Dataset) -> str:
-    """In what a data set is not the benchmark that has its name; empty if it is, or if no benchmark has its name."""
+    """How a data set differs from the benchmark of its name; empty if it does not, or if there is no such benchmark."""
     kind, title = _BENCHMARKS.get(dataset.name, ("", ""))
     source_kind = str(dataset.source.get("kind"))
     if not kind:

@@ -39,7 +39,7 @@ class View:
     classes: tuple[str, ...]
     shards_uri: str
     fingerprint: str
-    note: str = ""  # in what the data set is not the benchmark whose name it has
+    note: str = ""  # how the data set differs from the benchmark of its name; empty if it does not
 
     def __len__(self) -> int:
         return int(self.table.num_rows)

@@ -28,7 +28,7 @@ __all__ = ["class_activation_maps"]
 
 
 def class_activation_maps(network: Network, images: Tensor) -> Tensor:
-    """What the network gets, uint8 images or cached maps, to maps (B, classes, h, w), each from 0 to 1."""
+    """Maps (B, classes, h, w), each from 0 to 1, of uint8 images or of cached maps, as the network takes them."""
     backbone, head = network.backbone, network.head
     if isinstance(backbone, PromptedBackbone):
         with _attention(backbone.net) as weights:
@@ -88,7 +88,10 @@ def _attention(net: Any) -> Iterator[list[Tensor]]:
 
 
 def rollout(weights: Sequence[Tensor]) -> Tensor:
-    """What each token has from each token before all blocks (B, tokens, tokens); residuals are half of a block."""
+    """How much of each token after all blocks comes from each token before them (B, tokens, tokens).
+
+    Half of what a block gives is its residual.
+    """
     same = torch.eye(weights[0].shape[-1], device=weights[0].device)
     return reduce(lambda reached, layer: (layer.mean(dim=1) + same) / 2 @ reached, weights, same)
 

@@ -213,7 +213,7 @@ def _load_file(backbone: Backbone, path: Path, allow_leaky: bool) -> bool:
 
 
 def leak(init: str) -> BadModel:
-    """What to say of weights that have seen COCO labels, where that is not allowed."""
+    """The error for weights that have seen COCO labels, where that is not allowed."""
     return BadModel(
         f"init={init}: these weights were fine-tuned on the labels of MS-COCO, so results would leak; "
         "use ImageNet weights, or set allow_leaky_init=true to have every result marked"

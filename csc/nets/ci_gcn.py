@@ -46,7 +46,7 @@ class CIGCN(Head):
         self.class_maps = nn.Linear(channels, classes, bias=False)
         self.transform: nn.Identity | nn.Linear = nn.Identity() if settings.plain else nn.Linear(channels, nodes)
         if settings.correlation == "G->S":
-            # 1 / √n of the full form; nodes start alike, so hubs of n / r of them need it smaller by √(n / r).
+            # 1 / √n in the full form. Nodes start alike, so a hub, which adds up n / r of them, needs √(n / r) less.
             bound = min(classes, columns) ** 0.5 / classes
             self.general_cm = nn.Parameter(torch.empty(classes, columns).uniform_(-bound, bound))
         else:

@@ -36,7 +36,7 @@ def _pairs(net: nn.Module, modules: dict[str, Any]) -> list[tuple[str, str]]:
     """Names of convolutions and the batch-norms behind them, where nothing else reads the output of the convolution."""
     from timm.layers import BatchNormAct2d, Conv2dSame
 
-    def named(*kinds: type[nn.Module]) -> set[str]:  # no subclasses of them: those may compute something else
+    def named(*kinds: type[nn.Module]) -> set[str]:  # without subclasses, which may compute something else
         return {name for name, part in modules.items() if type(part) in kinds}
 
     convolutions = named(nn.Conv2d, Conv2dSame)
@@ -57,7 +57,7 @@ def _pairs(net: nn.Module, modules: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _hidden(graph: fx.Graph, modules: dict[str, Any]) -> set[str]:
-    """Names of what is inside the pieces of a graph, where nobody sees how often it is called."""
-    pieces = {modules[node.target] for node in graph.find_nodes(op="call_module")}
-    inside = {part for piece in pieces for part in piece.modules() if part is not piece}
+    """Names of modules inside the leaves of a graph: how often they are called cannot be seen."""
+    leaves = {modules[node.target] for node in graph.find_nodes(op="call_module")}
+    inside = {part for leaf in leaves for part in leaf.modules() if part is not leaf}
     return {name for name, part in modules.items() if part in inside}

@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 SERIES = {"mAP": "first", "CF1": "second", "OF1": "third"}
-# Of many lines: colours that stay apart on light and dark ground, then the same dashed.
+# Of many lines: colours that stay apart on light and dark ground; when all are used, the same ones dashed.
 _LINES = ("#0b7fd4", "#e0680f", "#12936c", "#c0448f", "#8a6d00", "#7b5fd6", "#d23c3c", "#5f7d8c")
 _DASHES = ("none", "7 4", "2 3")
 

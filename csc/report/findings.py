@@ -103,7 +103,7 @@ def _nothing_found(run: RunResults) -> list[Finding]:
 
 
 def _at_own(run: RunResults) -> str:
-    """What the thresholds are worth that `csc predict` uses."""
+    """The CF1 at the thresholds that `csc predict` uses."""
     own = run.last.metrics.CF1_own
     return f" At the model's own thresholds, from its training images, CF1 is {own:.1f}." if own else ""
 

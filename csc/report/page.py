@@ -29,7 +29,7 @@ def run_page(
 
     Args:
         run: its results.
-        evidence: of its tasks, as far as there is any; the last must be that of the last task to be used.
+        evidence: of its tasks, as far as there is any; it is used if the last one is that of the last task.
         max_entropy: the run and another that differs only in max-entropy, by name, the one without it first.
         old_classes: of an extended model, its metrics on images that label the classes it knew before.
         model: the name that its models are registered by, for the command that makes the run again.

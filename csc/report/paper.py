@@ -46,7 +46,7 @@ def paper_rows(scenario: str, method: str) -> tuple[PaperRow, ...]:
 def why_incomparable(held_out: bool, data_note: str) -> str:
     """Why numbers may not stand next to the paper's; empty if they may.
 
-    `data_note` says in what the data are not the benchmark whose name they have, see `benchmark_note`.
+    `data_note` says how the data differ from the benchmark of their name, see `benchmark_note`.
     """
     if held_out:
         return "tested on held-out training images"

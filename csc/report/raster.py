@@ -39,7 +39,7 @@ def raster(figure: str) -> Image.Image:
 
 
 def _colour(mark: Mark) -> str:
-    """The colour that the last of a mark's CSS classes to have one gives it, with its opacity."""
+    """The colour of a mark, from the last of its CSS classes that has one, with the mark's opacity."""
     names = [name for name in mark.get("class", "").split() if name in _COLOURS]
     return _COLOURS[names[-1] if names else "ink"] + f"{round(255 * float(mark.get('fill-opacity', 1))):02x}"
 

@@ -62,7 +62,7 @@ def reliability_diagram(groups: Mapping[str, Reliability], width: float = WIDTH)
 
 
 def _reliability_bars(bins: Reliability, left: float, right: float, top: float, bottom: float) -> list[str]:
-    """A bar per bin, as opaque as its labels are many, and the gap to where it would be trustworthy."""
+    """A bar per bin, the more opaque the more labels it has, and the gap to where it would be trustworthy."""
     marks, most = [], max(max(bins.count), 1)
     size = (right - left) / len(bins.count)
     for index, (count, confidence, present) in enumerate(zip(bins.count, bins.confidence, bins.present, strict=True)):

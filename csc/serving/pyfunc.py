@@ -87,7 +87,7 @@ def _listed(model_input: Any) -> list[Any]:
 
 
 def _without_paths(image: Any, number: int, read_files: bool) -> Any:
-    """An image as it was given; where files are not to be read, text becomes the bytes it stands for."""
+    """An image as it was given; but if files are not to be read, text is decoded as base64."""
     if isinstance(image, np.ndarray) and image.ndim == 0:  # MLflow's way to hand on {"b64": "…"}
         image = image.item()
     if isinstance(image, Mapping):

@@ -117,7 +117,7 @@ async def _body(request: Request) -> bytes:
         async with asyncio.timeout(UPLOAD_SECONDS):
             async for chunk in request.stream():
                 size += len(chunk)
-                # What is too much is not kept, but read: many clients listen only when they have sent all.
+                # What is too much is read and dropped: many clients listen only when they have sent everything.
                 if size <= BODY_BYTES:
                     body += chunk
     except TimeoutError:

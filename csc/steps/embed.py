@@ -200,7 +200,7 @@ class _Embedding:
         return join(variant_uri(self.uri, variant), shard_name(number))
 
     def _maps(self, shards: list[pa.Table], variant: int, bar: Bar) -> Iterator[Iterator[Maps]]:
-        """The maps of each shard, batch by batch; one loader runs through all of them and never waits at a border."""
+        """The maps of each shard, batch by batch; one loader runs through all of them and never waits between two."""
         from csc.data.loading import image_batches, workers_for
         from csc.data.order import BatchRows
 

@@ -31,7 +31,7 @@ class DataSource:
     uri: str
     classes: int
     fingerprint: str = ""
-    note: str = ""  # in what it is not the benchmark whose name it has
+    note: str = ""  # how it differs from the benchmark of its name; empty if it does not
 
     @classmethod
     def open(cls, uri: str) -> "DataSource":
@@ -59,18 +59,18 @@ class Cell:
 
     @functools.cached_property
     def key(self) -> str:
-        """What tracking knows the run by, see `Config.run_key`; empty if it cannot be known yet."""
+        """The key of the run, see `Config.run_key`; empty if it cannot be known yet."""
         if self.config is None or self.source is None or not self.source.fingerprint:
             return ""
         return self.config.run_key(self.scenario.name, self.source.fingerprint, code_version())
 
     @functools.cached_property
     def run(self) -> tuple[str, str] | None:
-        """What tells the runs of a study apart: cells that are equal in it share one. None if there can be none."""
+        """What identifies the run within the study: cells with the same value share it. None if there can be none."""
         return None if self.config is None else (self.scenario.name, self.config.fingerprint())
 
     def describes(self, run: ScenarioRun) -> bool:
-        """Whether a run of whatever version has the cell's data and settings.
+        """Whether a run, of any version of the code, has the cell's data and settings.
 
         Settings that the version did not know yet have to be the defaults of today.
         """
@@ -166,7 +166,7 @@ def _cell(study: Study, row: Row, scenario: Scenario, seed: int, sources: Mappin
     overrides = study.settings_of(row, scenario.name, seed)
     source, config, refused = sources.get(scenario.dataset), None, ""
     try:
-        # What a row sets itself it must read; of what is set for all rows, each reads its part.
+        # A row must read all that it sets itself; of what is set for all rows, it reads what its method does.
         config = resolve(scenario.dataset, study.settings_of(row, scenario.name, seed, own=True), shared=overrides)
     except BadConfig as error:
         refused = str(error)

@@ -104,7 +104,7 @@ def _paper(first: Entry, second: Entry, column: str) -> float | None:
 
 
 def signed(column: str, value: float) -> str:
-    """A difference as tables print it; with another digit where it would be told as nothing and is not.
+    """A difference as tables print it, with one more digit where it would round to zero.
 
     >>> signed("last_mAP", -1.26), signed("last_mAP", -0.04), signed("H", 0.004)
     ('−1.3', '−0.04', '0.00')
@@ -116,7 +116,7 @@ def signed(column: str, value: float) -> str:
 
 
 def interval_cells(column: str, interval: Interval) -> list[str]:
-    """A difference, from where to where it may lie, and how many seeds and images say so."""
+    """A difference, the ends of its interval, and of how many seeds and images they are."""
     ends = [signed(column, end) for end in (interval.low, interval.high) if end is not None]
     images = f"{interval.images:,}" if interval.images else "–"
     return [signed(column, interval.mean), " to ".join(ends) or "–", str(interval.seeds), images]

@@ -37,7 +37,7 @@ class Group:
 
     @property
     def any_run(self) -> RunResults:
-        """For what all its runs have in common."""
+        """One of its runs, for what all of them have in common."""
         return next(iter(self.runs.values()))[1]
 
     def has_room(self, seed: int, run_id: str) -> bool:
@@ -49,7 +49,7 @@ class Group:
         return Number.of([_value(run, column) for _, run in self.runs.values()])
 
     def calibration(self, column: str) -> Number | None:
-        """The same of an error of old or new classes; none if no run has it."""
+        """The mean over seeds of a calibration error of old or new classes; none if no run has it."""
         found = [calibration(run.last) for _, run in self.runs.values()]
         values = [numbers[column] for numbers in found if column in numbers]
         return Number.of(values) if values else None

@@ -97,7 +97,7 @@ class Outcome:
 
     @functools.cached_property
     def _data_notes(self) -> dict[str, str]:
-        """In what the data of a scenario are not the benchmark whose name they have, where that is so."""
+        """How the data of a scenario differ from the benchmark of their name, where they do."""
         sources = {result.cell.scenario.name: result.cell.source for result in self.results}
         return {scenario: source.note for scenario, source in sources.items() if source is not None and source.note}
 
@@ -175,7 +175,7 @@ class Outcome:
                 yield f"data set '{dataset}' has no preset of its own: settings are those of '{preset}'"
 
     def provenance(self) -> list[str]:
-        """What the results stand on; where cells differ in it, which ones."""
+        """What the results were made from; where cells differ in it, which cells."""
         finished = [result for result in self.results if not result.missing]
         data = dict.fromkeys(f"{r.cell.scenario.dataset} {r.provenance['data'][:12]}" for r in finished)
         lines = [f"seeds {', '.join(map(str, self.study.seeds))}" + (f" · data {', '.join(data)}" if data else "")]
@@ -194,7 +194,7 @@ class Outcome:
         return lines
 
     def _data_note(self, note: str) -> str:
-        """In what data are not the benchmark, and what that means for the paper's numbers."""
+        """How data differ from the benchmark of their name, and what that means for the paper's numbers."""
         scenarios = [scenario for scenario, said in self._data_notes.items() if said == note]
         if any(map(self.paper_columns, scenarios)):
             return f"{note}; the paper's numbers are of the whole"

@@ -22,7 +22,7 @@ __all__ = ["connected", "find_or_create", "find_or_create_experiment", "translat
 TRIES = 3  # to create something, each after looking whether it is there
 RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
 
-# After these a thing may have been created all the same, or the next try may create it.
+# After these errors the thing may have been created all the same, or the next try may create it.
 _UNSURE = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "RESOURCE_ALREADY_EXISTS")
 
 # What MLflow says when it cannot talk to a server, or a client to the bucket of its models, and what it means for the

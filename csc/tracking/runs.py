@@ -47,7 +47,7 @@ __all__ = ["Tracker", "finish_scenario", "run_key"]
 
 
 def run_key(card: ModelCard) -> str:
-    """What makes two scenario runs the same run; see `Config.run_key`."""
+    """The key of a scenario run; see `Config.run_key`."""
     extended = card.prior_fingerprint if Scenario.parse(card.scenario).added else ""
     return card.resolved_config().run_key(card.scenario, card.data_fingerprint, card.code_version, extended)
 
@@ -149,7 +149,7 @@ class Tracker:
         return next(iter(found), None)
 
     def _keep_first(self, made: "Run", first: "Run") -> None:
-        """Delete a run of ours if there is one before it; those that KFP makes are its own."""
+        """Delete the run that was just made if another one came first; one that KFP made is left to KFP."""
         if made.info.run_id not in (first.info.run_id, os.environ.get("MLFLOW_RUN_ID")):
             self.client.delete_run(made.info.run_id)
 

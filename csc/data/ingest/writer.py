@@ -153,7 +153,7 @@ def write_dataset(
         source: where the data came from and what was done to it, for the record.
         difficult_is_member: whether a class in `difficult` makes an image part of that class's task.
         state: hash of what `read_images` yields for some rows: a shard of an earlier attempt is kept only if it is the
-            same. By default `source` takes its place.
+            same. By default `source` decides.
         options: how it is written.
     """
     order = in_order(classes, options.class_order)
