@@ -14,8 +14,6 @@ network is loaded.
 import hashlib
 import json
 import math
-import os
-import re
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,13 +24,10 @@ from csc.config import resolve
 from csc.config.schema import Config
 from csc.errors import BadConfig, BadData, BadModel, BadScenario
 from csc.scenario import Scenario
-from csc.storage import explain_write_errors, read_json, sha256_file
+from csc.storage import read_json, sha256_file
+from csc.storage.tensors import load_tensors, save_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import Tensor
-
     from csc.nets.network import Network
 
 __all__ = [
@@ -45,10 +40,8 @@ __all__ = [
     "check_files",
     "fingerprint",
     "load_network",
-    "load_tensors",
     "read_card",
     "save_network",
-    "save_tensors",
 ]
 
 FORMAT = 1
@@ -130,36 +123,6 @@ def check_files(folder: Path, card: ModelCard) -> None:
         path = folder / Path(name).name
         if not path.is_file() or sha256_file(path) != card.files.get(name):
             raise BadModel(f"{path}: not the file that was saved with this model; fetch the model or train it again")
-
-
-def save_tensors(tensors: "Mapping[str, Tensor]", path: Path, metadata: dict[str, str] | None = None) -> None:
-    """Write named tensors as safetensors; a full disk is reported in one line, as for any other file."""
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
-    stored = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    try:
-        save_file(stored, path, metadata)
-        path.chmod(0o644)  # like the other files of the folder
-    except SafetensorError as error:
-        if not (cause := re.search(r"\(os error (\d+)\)", str(error))):
-            raise
-        with explain_write_errors(path):
-            raise OSError(int(cause[1]), os.strerror(int(cause[1]))) from None
-
-
-def load_tensors(path: Path) -> "dict[str, Tensor]":
-    """Read named tensors; none if there is no such file."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    if not path.is_file():
-        return {}
-    try:
-        tensors: dict[str, Tensor] = load_file(path)
-        return tensors
-    except (OSError, SafetensorError) as error:
-        raise BadModel(f"{path}: not readable as safetensors ({error})") from None
 
 
 def read_card(folder: Path) -> ModelCard:

@@ -20,7 +20,7 @@ def _arguments(parser: ArgumentParser) -> None:
 def _report(arguments: Namespace) -> int:
     output = local_path(arguments.output) if arguments.output else None
     tracked_workdir(arguments.workdir)
-    from csc.steps.report import RunReport
+    from csc.report.run import RunReport
     from csc.tracking.tracked_run import find_run
 
     found = find_run(arguments.run)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from csc.config.checks import weights_file
 from csc.config.groups import BackboneSettings
 from csc.errors import BadConfig, BadModel, HubUnavailable
-from csc.model import load_tensors
 from csc.storage import sha256_file
+from csc.storage.tensors import load_tensors
 
 __all__ = [
     "Backbone",

@@ -36,7 +36,6 @@ from csc.data.progress import Bar
 from csc.data.shards import IndexEntry, damaged_shards, read_index, shard_name
 from csc.data.views import View
 from csc.errors import BadConfig
-from csc.model import save_tensors
 from csc.retry import with_retries
 from csc.scenario import Scenario
 from csc.storage import (
@@ -49,6 +48,7 @@ from csc.storage import (
     sha256_file,
     write_json,
 )
+from csc.storage.tensors import save_tensors
 
 if TYPE_CHECKING:
     from csc.data.loading import Batch

@@ -2,59 +2,25 @@
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from csc.artifacts import Metrics, RegisteredTask, RunResults
+from csc.artifacts import RegisteredTask, RunResults
 from csc.data.evidence import Evidence
 from csc.report.figures import curve, task_matrix
-from csc.report.page import run_page
 from csc.report.raster import raster
 from csc.report.reliability import reliability_diagram
-from csc.report.table import markdown_table, old_classes_text, text_table
+from csc.report.run import RunReport
 from csc.retry import with_retries
 from csc.storage import write_bytes
-from csc.tracking.files import fetch_evidence, keep_figures
+from csc.tracking.files import keep_figures
 from csc.tracking.notes import run_note
-from csc.tracking.old_classes import fetch_old_classes
 from csc.tracking.runs import finish_scenario
 from csc.tracking.saved_pages import FIGURES
-from csc.tracking.tracked_run import max_entropy_pair
 
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["RunReport", "report"]
-
-
-class RunReport(NamedTuple):
-    """What there is to show of a run: its results, and what its tasks have kept in the tracking store."""
-
-    final: RegisteredTask  # of the last task
-    evidence: Sequence[Evidence]
-    old_classes: Metrics | None  # what an extended model reaches on the classes that it knew before
-
-    @classmethod
-    def fetch(cls, final: RegisteredTask) -> "RunReport":
-        """Fetch what the tasks have kept."""
-        run_id = final.model.parent_run_id
-        return cls(final, fetch_evidence(run_id), fetch_old_classes(run_id))
-
-    def page(self) -> str:
-        """The page of the run."""
-        pair = max_entropy_pair(self.final.model.parent_run_id)
-        return run_page(self.final.run, self.evidence, pair, self.old_classes, self.final.model.name)
-
-    def markdown(self) -> str:
-        """The table, for documents."""
-        return markdown_table(self.final.run) + self._appendix
-
-    def text(self) -> str:
-        """The table, for a terminal."""
-        return text_table(self.final.run) + self._appendix
-
-    @property
-    def _appendix(self) -> str:
-        return f"\n\n{old_classes_text(self.old_classes)}" if self.old_classes else ""
+__all__ = ["report"]
 
 
 @with_retries

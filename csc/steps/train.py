@@ -20,10 +20,8 @@ from csc.model import (
     TRAINING_LOG,
     check_files,
     fingerprint,
-    load_tensors,
     read_card,
     save_network,
-    save_tensors,
 )
 from csc.replay.memory import Memory, read_memory, write_memory
 from csc.replay.update import update
@@ -31,6 +29,7 @@ from csc.retry import with_retries
 from csc.scenario import Scenario, Task
 from csc.serving.packaging import installed
 from csc.storage import atomic_folder
+from csc.storage.tensors import load_tensors, save_tensors
 from csc.tracking.registry import fetch_model, local_model
 from csc.tracking.runs import Tracker, run_key
 from csc.version import code_version

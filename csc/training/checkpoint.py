@@ -19,8 +19,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from csc.errors import BadData, BadModel
-from csc.model import save_tensors
 from csc.storage import atomic_file, regular_file
+from csc.storage.tensors import save_tensors
 from csc.training.optimiser import laid_out_like
 
 __all__ = ["Checkpoint", "EpochLog", "ResumePoint"]

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
 from csc.config.groups import TrainSettings
 from csc.errors import BadConfig
-from csc.model import load_tensors, save_tensors
+from csc.storage.tensors import load_tensors, save_tensors
 
 __all__ = ["EagerAdam", "inherit_moments", "laid_out_like", "make_optimizer", "make_schedule", "save_moments"]
 

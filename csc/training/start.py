@@ -14,11 +14,12 @@ from csc.data.order import task_seed
 from csc.data.views import View
 from csc.errors import BadModel
 from csc.methods import HEADS, build_head
-from csc.model import MOMENTS, ModelCard, fingerprint, load_network, load_tensors
+from csc.model import MOMENTS, ModelCard, fingerprint, load_network
 from csc.nets.backbone import StoredBackbone, initialise, normalisation
 from csc.nets.head import grow, grown_parameters
 from csc.nets.network import Network
 from csc.scenario import Scenario, Task
+from csc.storage.tensors import load_tensors
 from csc.version import code_version
 
 __all__ = ["Start", "seed_everything", "start_on_maps", "start_task"]

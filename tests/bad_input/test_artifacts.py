@@ -15,9 +15,10 @@ from csc.artifacts import Metrics, RegisteredTask, Split, Training
 from csc.data.scores import Scores, write_scores
 from csc.data.views import read_view
 from csc.errors import CscError
-from csc.model import load_network, load_tensors, read_card
+from csc.model import load_network, read_card
 from csc.replay.memory import Memory, read_memory, write_memory
 from csc.scenario import Scenario
+from csc.storage.tensors import load_tensors
 from csc.training.checkpoint import Checkpoint, ResumePoint, _digest
 from tests.bad_input.recipes import check_line, follow, parameters, recipes
 from tests.trained import DIGITS, trained, write_registered

@@ -12,11 +12,12 @@ import pytest
 from csc.artifacts import Metrics, Origin, RegisteredTask, Split, Training
 from csc.config import resolve
 from csc.data.scores import Scores
-from csc.model import load_tensors, read_card
+from csc.model import read_card
 from csc.pipelines.cluster.endpoint import Endpoint
 from csc.pipelines.cluster.steps import run_status
 from csc.pipelines.profile import read_profile
 from csc.replay.memory import read_memory
+from csc.storage.tensors import load_tensors
 from csc.study.reading import read_study
 from csc.training.checkpoint import _digest
 from tests.bad_input.test_artifacts import keeper

@@ -103,6 +103,43 @@ def test_only_the_train_job_and_the_view_of_a_cluster_talk_to_kubernetes():
     assert who_imports("kubernetes", SOURCES) == {"csc/distributed/cluster.py", "pipelines/cluster/kubernetes.py"}
 
 
+# The rooms of the library, from bottom to top.
+ROOMS = [
+    *("errors", "version", "retry", "storage", "scenario", "config", "artifacts", "data", "nets", "model", "metrics"),
+    *("methods", "replay", "distributed", "training", "serving", "tracking", "report", "study", "steps", "cli"),
+]
+
+
+def room(name: str) -> str:
+    """The room of a module of the library; components, pipelines and the package itself are in none."""
+    part = name.split(".")[1] if name.startswith("csc.") else ""
+    return part if part in ROOMS else ""
+
+
+def when_loaded(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements that run when a module is imported; those for the type checker do not."""
+    for node in body:
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            yield from when_loaded(node.orelse)
+        elif isinstance(node, ast.If | ast.Try | ast.ClassDef | ast.With):
+            yield from when_loaded(node.body)
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+@pytest.mark.parametrize("path", LIBRARY, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_module_loads_only_rooms_below_its_own(path: Path):
+    own = room(module_of(path))
+    loaded = imports(ast.Module(list(when_loaded(ast.parse(path.read_text()).body)), []), path)
+    above = {name for name in loaded if own and ROOMS.index(room(name) or own) > ROOMS.index(own)}
+    assert above == set()
+
+
+def test_every_part_of_the_library_has_its_room():
+    parts = {path.relative_to(ROOT / "csc").parts[0].removesuffix(".py") for path in LIBRARY}
+    assert parts - {"__init__", "__main__"} == set(ROOMS)
+
+
 STEPS = sorted((ROOT / "csc" / "steps").glob("*.py"))
 
 

@@ -11,7 +11,7 @@ import torch
 from csc.config import base_method, methods, parse_overrides, resolve
 from csc.data.ingest.digits import ingest_digits
 from csc.methods import registered
-from csc.model import MEMORY, METHOD_STATE, load_network, load_tensors
+from csc.model import MEMORY, METHOD_STATE, load_network
 from csc.replay.memory import read_memory
 from csc.steps.build_dataset import build_dataset
 from csc.steps.evaluate import evaluate
@@ -19,6 +19,7 @@ from csc.steps.ingest import ingest
 from csc.steps.register import register
 from csc.steps.split_labels import split_labels
 from csc.steps.train import train
+from csc.storage.tensors import load_tensors
 from tests.tracked import fresh_database
 from tests.unit.training.bench import TINY
 

@@ -39,13 +39,13 @@ from csc.data.scores import write_scores
 from csc.data.views import View
 from csc.errors import BadConfig, BadData, BadModel
 from csc.methods import build_head
-from csc.model import save_tensors
 from csc.nets.backbone import StoredBackbone, build_backbone
 from csc.nets.network import Network
 from csc.scenario import Task
 from csc.steps import embed as step
 from csc.steps.embed import embed, unlabelled
 from csc.storage import sha256_file, write_json
+from csc.storage.tensors import save_tensors
 from csc.training.start import start_on_maps
 from csc.version import code_version
 from tests.builders import contents

@@ -11,9 +11,10 @@ from safetensors.torch import load_file, save_file
 
 from csc.data.views import View
 from csc.errors import BadData, BadModel
-from csc.model import fingerprint, load_network, read_card, save_tensors
+from csc.model import fingerprint, load_network, read_card
 from csc.scenario import Task
 from csc.storage import sha256_file
+from csc.storage.tensors import save_tensors
 from csc.training.start import start_task
 from tests.unit.training.bench import (
     LINEAR,

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from csc.data.views import View, read_view, write_view
 from csc.distributed.group import join_group
 from csc.distributed.launch import run_in_processes
-from csc.model import save_tensors
+from csc.storage.tensors import save_tensors
 from tests.unit.training.bench import Bench, settings
 from tests.unit.training.ranks import forked_ranks
 
