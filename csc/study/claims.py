@@ -18,6 +18,7 @@ from csc.tracking.files import SCORES, fetch_files
 __all__ = ["Claim", "Resampled", "claims", "explanation", "interval_cells", "paired", "resampled", "signed", "tally"]
 
 _RESAMPLED = "last_mAP"  # the column that is computed again on resampled images
+_NOTHING = 1e-4  # a difference below it is one of rounding
 
 
 @dataclass(frozen=True)
@@ -104,14 +105,16 @@ def _paper(first: Entry, second: Entry, column: str) -> float | None:
 
 
 def signed(column: str, value: float) -> str:
-    """A difference as tables print it, with one more digit where it would round to zero.
+    """A difference as tables print it, with more digits where it would round to zero and is not.
 
-    >>> signed("last_mAP", -1.26), signed("last_mAP", -0.04), signed("H", 0.004)
-    ('−1.3', '−0.04', '0.00')
+    >>> signed("last_mAP", -1.26), signed("last_mAP", -0.04), signed("last_mAP", 0.003), signed("H", 0.004)
+    ('−1.3', '−0.04', '+0.003', '+0.004')
     """
     size = format_number(column, abs(value))
-    if float(size) == 0 and abs(value) >= 0.005:
-        size = f"{abs(value):.2f}"
+    digits = len(size.partition(".")[2])
+    while float(size) == 0 and abs(value) >= _NOTHING:
+        digits += 1
+        size = f"{abs(value):.{digits}f}"
     return ("" if float(size) == 0 else "−" if value < 0 else "+") + size
 
 

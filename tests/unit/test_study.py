@@ -29,9 +29,9 @@ from csc.study import cells as cells_module
 from csc.study import claims as claims_module
 from csc.study import files as files_module
 from csc.study.cells import DataSource, cells, distinct, results
-from csc.study.claims import Resampled, claims
+from csc.study.claims import Resampled, claims, interval_cells, signed
 from csc.study.files import log_outcome, write_files
-from csc.study.intervals import _weights, difference, resampled_map
+from csc.study.intervals import Interval, _weights, difference, resampled_map
 from csc.study.outcome import Outcome
 from csc.study.page import study_page
 from csc.study.reading import SHIPPED, read_study
@@ -555,6 +555,29 @@ def two_rows(written, server):
 )
 def test_a_claim_stands_on_the_differences_of_paired_seeds(two_rows, first, second, verdict):
     assert verdicts(two_rows(first, second)) == {("csc", "lwf"): verdict}
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "told"),
+    [
+        ("last_mAP", 0.06, "+0.1"),
+        ("last_mAP", 0.04, "+0.04"),
+        ("last_mAP", -0.004, "−0.004"),
+        ("last_mAP", 0.0003, "+0.0003"),
+        ("last_mAP", 0.0, "0.0"),
+        ("last_mAP", 1e-13, "0.0"),  # what is left of two equal numbers
+        ("H", -0.004, "−0.004"),
+        ("H", 0.0, "0.00"),
+    ],
+)
+def test_a_difference_that_is_not_zero_is_not_told_as_zero(column, value, told):
+    assert signed(column, value) == told
+
+
+def test_the_low_end_of_an_interval_that_holds_is_above_zero_in_print():
+    interval = Interval(mean=0.66, low=0.003, high=1.32, seeds=3, images=3337)
+    assert interval.verdict == "above"
+    assert interval_cells("last_mAP", interval) == ["+0.7", "+0.003 to +1.3", "3", "3,337"]
 
 
 def test_test_images_widen_the_interval_and_are_drawn_alike_for_both_runs(two_rows, monkeypatch):
