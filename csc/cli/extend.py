@@ -112,7 +112,7 @@ def _extend(arguments: Namespace) -> int:
     if not test:
         display.say("old classes have no labels in the new data and are not judged; --test names data that have some")
     if config.backbone.frozen and not method_class(config.method).solves:
-        display.say("a model of --method ridge learns new classes exactly, in one pass: docs/frozen-backbone.md")
+        display.say("a model of --method ridge learns new classes in one pass, without epochs: docs/frozen-backbone.md")
     if arguments.submit:
         return _submit(arguments, profile, extension)
     return _run(arguments, profile, workdir, extension, display)

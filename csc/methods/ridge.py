@@ -62,8 +62,9 @@ class RidgeRegression(Method):
     (`csc.nets.analytic`). In y old classes are 0 in the images of a new task; there are no pseudo-labels. So T tasks
     give exactly what one solution over their images with the same mean and deviation gives, in whatever order.
 
-    With `once`, an image that comes again adds to C only. Every image of a class is in the task of that class, so C is
-    then complete and W is that of joint training with all labels.
+    With `once`, an image that comes again adds to C only. In the tasks of a scenario every image of a class is in the
+    task of that class, so C is then complete and W is that of ridge regression with all labels at once. New images that
+    show an old class without its label (`csc extend`) count as images without it.
 
     With `backbone.frozen=after_base` the base task first trains the backbone under a linear head, with the
     classification loss, as any method would; then it is frozen, and the sums begin.
