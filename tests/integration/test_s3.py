@@ -16,7 +16,7 @@ import pytest
 from csc.data.dataset import Dataset
 from csc.data.ingest.images import Encoded, ListedImage, SourceImages
 from csc.data.ingest.source import Source
-from csc.data.ingest.writer import WriteOptions, write_dataset
+from csc.data.ingest.writer import SourceListing, WriteOptions, write_dataset
 from csc.data.shards import ImageShards
 from csc.errors import BadData, CscError
 from csc.storage import delete, download, exists, list_below, read_bytes, read_json, upload, write_bytes
@@ -296,10 +296,8 @@ def animals(bucket: str, tmp_path: Path) -> tuple[Dataset, Dataset]:
     here = write_dataset(
         tmp_path / "animals",
         "animals",
-        CLASSES,
-        listing,
+        SourceListing(CLASSES, listing, {"kind": "test"}),
         lambda rows: [Encoded(picture(int(row.file)), 48, 36) for row in rows],
-        {"kind": "test"},
         options=WriteOptions(shard_rows=2),
     )
     return here, Dataset.open(upload_folder(here.path, f"{bucket}/animals"))

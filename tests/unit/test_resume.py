@@ -15,7 +15,7 @@ import pytest
 
 from csc.data.dataset import Dataset
 from csc.data.ingest.images import Encoded, ListedImage
-from csc.data.ingest.writer import WriteOptions, write_dataset
+from csc.data.ingest.writer import SourceListing, WriteOptions, write_dataset
 from csc.errors import BadData, CscError
 from tests.builders import contents, picture
 
@@ -28,7 +28,7 @@ def pictures(rows: Sequence[ListedImage]) -> Iterator[Encoded]:
 
 
 def write(out: Path, images: Callable[..., Iterator[Encoded]] = pictures, said: io.StringIO | None = None) -> Dataset:
-    return write_dataset(out, "cats", ["cat"], LISTING, images, {}, options=WriteOptions(1, said, 3))
+    return write_dataset(out, "cats", SourceListing(["cat"], LISTING, {}), images, options=WriteOptions(1, said, 3))
 
 
 def refusal(action: Callable[[], object]) -> str:

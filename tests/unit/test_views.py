@@ -21,7 +21,7 @@ from csc.data import views as partial
 from csc.data.dataset import Dataset
 from csc.data.ingest.digits import ingest_digits
 from csc.data.ingest.images import Encoded, ListedImage
-from csc.data.ingest.writer import WriteOptions, write_dataset
+from csc.data.ingest.writer import SourceListing, WriteOptions, write_dataset
 from csc.data.published import benchmark_note
 from csc.data.shards import ImageShards
 from csc.data.views import View, read_view, train_view, write_view
@@ -72,11 +72,8 @@ def write(
     return write_dataset(
         folder / "set",
         name,
-        classes,
-        [image.listed() for image in truth],
+        SourceListing(classes, [image.listed() for image in truth], {"kind": "test"}, difficult_is_member=crowds),
         lambda rows: [Encoded(JPEG, 8, 8)] * len(rows),
-        {"kind": "test"},
-        difficult_is_member=crowds,
         options=WriteOptions(shard_rows=shard_rows),
     )
 

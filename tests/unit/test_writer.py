@@ -29,7 +29,7 @@ from csc.data.ingest.images import Encoded, ListedImage, SourceImages
 from csc.data.ingest.output import Output
 from csc.data.ingest.shard_writer import Part
 from csc.data.ingest.source import Source
-from csc.data.ingest.writer import WriteOptions, write_dataset
+from csc.data.ingest.writer import SourceListing, WriteOptions, write_dataset
 from csc.data.shards import ImageShards
 from csc.errors import BadData, CscError
 from csc.storage import delete, list_below, read_bytes, sha256_file, upload, write_bytes
@@ -85,10 +85,18 @@ def jpeg_of(row: ListedImage) -> bytes:
 
 
 def write(
-    out: Path | str, listing: Iterable[ListedImage] = VALID, images: Callable[..., Any] = PICTURES, **options: Any
+    out: Path | str,
+    listing: Iterable[ListedImage] = VALID,
+    images: Callable[..., Any] = PICTURES,
+    *,
+    name: str = "animals",
+    classes: Sequence[str] = CLASSES,
+    source: dict[str, Any] = SOURCE,
+    difficult_is_member: bool = False,
+    **options: Any,
 ) -> Dataset:
-    arguments: dict[str, Any] = {"name": "animals", "classes": CLASSES, "source": SOURCE} | options
-    return write_dataset(out, listing=listing, read_images=images, **arguments)
+    found = SourceListing(classes, listing, source, difficult_is_member)
+    return write_dataset(out, name, found, images, **options)
 
 
 def state_of(name: str) -> Callable[[Sequence[ListedImage]], str]:

@@ -22,7 +22,7 @@ from csc.data.dataset import SPLITS, Dataset
 from csc.data.ingest.classes import in_order
 from csc.data.ingest.images import Encoded, ListedImage, as_jpeg
 from csc.data.ingest.repair import is_undamaged
-from csc.data.ingest.writer import DEFAULTS, WriteOptions, write_dataset
+from csc.data.ingest.writer import DEFAULTS, SourceListing, WriteOptions, write_dataset
 from csc.errors import BadConfig, BadData
 
 __all__ = ["DIGIT_CLASSES", "compose_scene", "glyph_pools", "ingest_digits"]
@@ -83,8 +83,8 @@ def ingest_digits(
             raise BadData(f"{out}: already contains another data set; choose another --out or remove it")
         if is_undamaged(present):
             return present
-    listing = _listing(counts, seed)
-    return write_dataset(out, "digits", DIGIT_CLASSES, listing, _Scenes(size, seed), source, options=options)
+    found = SourceListing(DIGIT_CLASSES, _listing(counts, seed), source)
+    return write_dataset(out, "digits", found, _Scenes(size, seed), options=options)
 
 
 def _check(*, train: int, test: int, size: int, seed: int) -> None:

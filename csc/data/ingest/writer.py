@@ -10,7 +10,7 @@ import io
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -68,21 +68,13 @@ DEFAULTS = WriteOptions()
 
 @dataclass(frozen=True)
 class SourceListing:
-    """What a reader of annotations found in a source: all that a data set is made from, the bytes of the images aside.
+    """What a reader of annotations found in a source: all that a data set is made from but the bytes of its images."""
 
-    Attributes:
-        classes: all class names.
-        listing: all images, in any order.
-        record: the kind of source and the digests of its annotation files.
-        difficult_is_member: whether a class in `difficult` makes an image part of that class's task.
-        skipped: ids of images that were left out because of their annotations.
-    """
-
-    classes: Sequence[str]
-    listing: Sequence[ListedImage]
-    record: dict[str, Any]
-    difficult_is_member: bool = False
-    skipped: Sequence[str] = ()
+    classes: Iterable[str]  # all class names, in any order
+    listing: Iterable[ListedImage]  # all images, in any order
+    record: dict[str, Any]  # the kind of source and the digests of its annotation files; how it was read
+    difficult_is_member: bool = False  # whether a class in `difficult` makes an image part of that class's task
+    skipped: Sequence[str] = ()  # ids of images that were left out because of their annotations
 
 
 def write_source(
@@ -90,22 +82,14 @@ def write_source(
 ) -> Dataset:
     """Write the annotated images of a source as a data set."""
     images = SourceImages(files, options.short_side)
-    listing, skipped = source_listing.listing, source_listing.skipped
+    listing, skipped = list(source_listing.listing), source_listing.skipped
     if options.skip_bad:
         broken = _broken(listing, images, options)
         listing = [row for row in listing if row.image_id not in broken]
         skipped = sorted({*skipped, *broken})
-    return write_dataset(
-        out,
-        name,
-        source_listing.classes,
-        listing,
-        images,
-        {**source_listing.record, **({"skipped": skipped} if skipped else {}), **images.record},
-        difficult_is_member=source_listing.difficult_is_member,
-        state=images.state,
-        options=options,
-    )
+    record = {**source_listing.record, **({"skipped": skipped} if skipped else {}), **images.record}
+    found = replace(source_listing, listing=listing, record=record)
+    return write_dataset(out, name, found, images, state=images.state, options=options)
 
 
 def _broken(listing: Sequence[ListedImage], images: SourceImages, options: WriteOptions) -> set[str]:
@@ -131,12 +115,9 @@ def _broken_of(images: SourceImages, part: Part) -> dict[str, str]:
 def write_dataset(
     out: str | os.PathLike[str],
     name: str,
-    classes: Iterable[str],
-    listing: Iterable[ListedImage],
+    source_listing: SourceListing,
     read_images: ReadImages,
-    source: dict[str, Any],
     *,
-    difficult_is_member: bool = False,
     state: Callable[[Sequence[ListedImage]], str] | None = None,
     options: WriteOptions = DEFAULTS,
 ) -> Dataset:
@@ -147,18 +128,16 @@ def write_dataset(
     Args:
         out: folder or `s3://` prefix; another data set there is never overwritten.
         name: of the data set, as scenarios use it.
-        classes: all class names, in any order.
-        listing: all images, in any order.
+        source_listing: classes and images.
         read_images: yields the images of some rows of the listing; goes to worker processes.
-        source: where the data came from and what was done to it, for the record.
-        difficult_is_member: whether a class in `difficult` makes an image part of that class's task.
         state: hash of what `read_images` yields for some rows: a shard of an earlier attempt is kept only if it is the
-            same. By default `source` decides.
+            same. By default the record of the source decides.
         options: how it is written.
     """
-    order = in_order(classes, options.class_order)
+    order = in_order(source_listing.classes, options.class_order)
     check_class_names(order)
-    plan = _Plan(name, order, difficult_is_member, source, _checked(listing, order), state, options)
+    listing = _checked(source_listing.listing, order)
+    plan = _Plan(name, order, source_listing.difficult_is_member, source_listing.record, listing, state, options)
     refuse_foreign(out)
     if not Dataset.exists(out):
         with resume(out, plan.parts, plan.key, options.stream) as (output, finished):
