@@ -20,7 +20,7 @@ from csc.data.ingest.digits import VERSION
 from csc.errors import BadData, BadScenario
 from csc.pipelines.local.display import Display, PlainDisplay
 from csc.pipelines.local.interrupts import interruptible
-from csc.pipelines.local.lock import close_runs_on_failure, locked
+from csc.pipelines.local.lock import close_runs_on_failure, exclusive_run
 from csc.pipelines.profile import SHIPPED, Profile, on_this_machine, read_profile, run_defaults
 from csc.pipelines.window import Window
 from csc.scenario import CLASS_COUNTS, PAPER_SCENARIOS, Scenario
@@ -233,7 +233,7 @@ def run_here(
     """
     from csc.pipelines.local.runner import StepCrashed, run_compiled
 
-    with interruptible(), locked(workdir, name, identity) as temporary:
+    with interruptible(), exclusive_run(workdir, name, identity) as temporary:
         package, checkpoints = workdir / "runs" / f"{name}.yaml", workdir / "checkpoints" / name
         compile_to(package)
         given = {**inputs, "checkpoints": str(checkpoints)}

@@ -121,7 +121,7 @@ class NodeCache:
     def _remove(self, path: Path) -> bool:
         """Remove a file of the cache, or the folder of a download, unless its lock is held."""
         try:
-            with locked(self._lock(path.name), wait=False):
+            with locked(self._lock(path.name), seconds=0):
                 if path.is_dir():
                     shutil.rmtree(path, ignore_errors=True)
                 else:

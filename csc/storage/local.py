@@ -5,10 +5,12 @@ import errno
 import fcntl
 import hashlib
 import json
+import math
 import os
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -91,15 +93,26 @@ def ensure_parents(target: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
+def locked(path: Path, *, seconds: float = math.inf) -> Iterator[None]:
     """Hold the lock of a file or folder, which excludes all other processes and threads and ends with its process.
 
-    A file is made if there is none. Without `wait`, a lock that is held is a BlockingIOError.
+    A file is made if there is none. A lock that others hold for longer than some seconds is a BlockingIOError, one
+    that its holder has removed a FileNotFoundError.
     """
     descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_WRONLY | os.O_CREAT, 0o666)
+    until = time.monotonic() + seconds
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX if math.isinf(seconds) else fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    raise
+                time.sleep(0.05)
         try:
+            if os.fstat(descriptor).st_nlink == 0:
+                raise FileNotFoundError(f"{path} was removed")
             yield
         finally:
             fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough: a forked child may hold the same open file

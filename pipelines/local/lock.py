@@ -1,22 +1,20 @@
 """Who is at work on a run: one process at a time. What a killed one has left is cleared away by the next run."""
 
 import contextlib
-import fcntl
 import json
 import multiprocessing
 import os
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TextIO
 
 from csc.errors import BadData, CscError
+from csc.storage import locked
 from csc.tracking.tracked_run import close_run
 
-__all__ = ["LONGEST_TEMPORARY", "close_runs_on_failure", "is_running", "locked", "make_workdir"]
+__all__ = ["LONGEST_TEMPORARY", "close_runs_on_failure", "exclusive_run", "is_running", "make_workdir"]
 
 _CLEARING_SECONDS = 3.0  # for which another run may hold the lock of a killed one, to clear up after it
 LONGEST_TEMPORARY = 58  # bytes of TMPDIR: the sockets of a step's processes are three names below, and have 107 at most
@@ -31,7 +29,7 @@ def make_workdir(workdir: Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(workdir: Path, name: str, identity: Mapping[str, str]) -> Iterator[Path]:
+def exclusive_run(workdir: Path, name: str, identity: Mapping[str, str]) -> Iterator[Path]:
     """Refuse a run that another process is at; give a folder for temporary files. Other runs share the work folder.
 
     The lock's file holds what the run is for as long as it goes on: its `scenario`, `data` and `config`, and `extended`
@@ -42,19 +40,23 @@ def locked(workdir: Path, name: str, identity: Mapping[str, str]) -> Iterator[Pa
         raise BadData(
             f"TMPDIR={root}: too long for the sockets of a run; name one of at most {LONGEST_TEMPORARY} bytes"
         )
-    with (workdir / "runs" / f"{name}.lock").open("a+", encoding="utf-8") as lock:
-        if not _acquired(lock, _CLEARING_SECONDS):
-            raise BadData(f"{workdir}: the same run is going on there; wait for it or choose another --workdir")
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(locked(lock := _lock(workdir, name), seconds=_CLEARING_SECONDS))
+        except BlockingIOError:
+            raise BadData(
+                f"{workdir}: the same run is going on there; wait for it or choose another --workdir"
+            ) from None
         _clear(workdir, name, _content(lock))
         _clear_killed_runs(workdir, name)
         temporary = tempfile.mkdtemp(prefix="csc-run-")
-        _write(lock, json.dumps({**identity, "temporary": temporary}))
+        lock.write_text(json.dumps({**identity, "temporary": temporary}), encoding="utf-8")
         try:
             with _temporary_files_in(temporary):
                 yield Path(temporary)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-            _write(lock, "")
+            lock.write_text("")
 
 
 @contextlib.contextmanager
@@ -73,8 +75,11 @@ def _temporary_files_in(folder: str) -> Iterator[None]:
 
 def is_running(workdir: Path, name: str) -> bool:
     """Whether a process is at work on a run."""
-    with (workdir / "runs" / f"{name}.lock").open("a+", encoding="utf-8") as lock:
-        return not _acquired(lock)
+    try:
+        with locked(_lock(workdir, name), seconds=0):
+            return False
+    except BlockingIOError:
+        return True
 
 
 @contextlib.contextmanager
@@ -89,14 +94,14 @@ def close_runs_on_failure(identity: Mapping[str, str]) -> Iterator[None]:
 
 def _clear_killed_runs(workdir: Path, name: str) -> None:
     """Clear away what other runs of the work folder have left that were killed and not started again."""
-    for file in sorted((workdir / "runs").glob("*.lock")):
-        if file.stem == name:
+    for lock in sorted((workdir / "runs").glob("*.lock")):
+        if lock.stem == name:
             continue
-        with file.open("a+", encoding="utf-8") as lock:
-            if _acquired(lock) and (identity := _content(lock)):
-                _clear(workdir, file.stem, identity)
+        with contextlib.suppress(BlockingIOError), locked(lock, seconds=0):
+            if identity := _content(lock):
+                _clear(workdir, lock.stem, identity)
                 if _close(identity, "CANCELED"):
-                    _write(lock, "")
+                    lock.write_text("")
 
 
 def _clear(workdir: Path, name: str, identity: Mapping[str, str]) -> None:
@@ -119,31 +124,13 @@ def _close(identity: Mapping[str, str], state: str) -> bool:
     return True
 
 
-def _acquired(lock: TextIO, seconds: float = 0.0) -> bool:
-    """Whether we have the lock now; others may have it for some seconds."""
-    until = time.monotonic() + seconds
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            if time.monotonic() > until:
-                return False
-            time.sleep(0.05)
-        else:
-            return True
+def _lock(workdir: Path, name: str) -> Path:
+    return workdir / "runs" / f"{name}.lock"
 
 
-def _content(lock: TextIO) -> dict[str, str]:
-    lock.seek(0)
+def _content(lock: Path) -> dict[str, str]:
     try:
-        content = json.loads(lock.read())
+        content = json.loads(lock.read_bytes())
     except (ValueError, RecursionError):  # empty, or killed while it wrote this
         return {}
     return content if isinstance(content, dict) and content.keys() >= {"scenario", "data", "config"} else {}
-
-
-def _write(lock: TextIO, text: str) -> None:
-    lock.seek(0)
-    lock.truncate()
-    lock.write(text)
-    lock.flush()

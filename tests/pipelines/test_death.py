@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from csc.pipelines.local.lock import locked
+from csc.pipelines.local.lock import exclusive_run
 
 STEP = """
 import os, pathlib, signal, subprocess, time
@@ -131,19 +131,19 @@ def killed(workdir: Path, name: str) -> list[Path]:
 
 def test_the_next_run_clears_what_killed_ones_left_and_closes_them_in_mlflow(tmp_path: Path, closed):
     left = [*killed(tmp_path, "one"), *killed(tmp_path, "two")]
-    with locked(tmp_path, "one", RUN) as temporary:
+    with exclusive_run(tmp_path, "one", RUN) as temporary:
         assert not [file for file in left if file.exists()]
         assert (tmp_path / "pipeline" / "one" / "task" / "model").is_file()
         assert temporary.is_dir()
         assert closed == [("digits-b0c5", "/data", "{}", "CANCELED", "")]  # run one is taken up again, not closed
     assert not temporary.exists()
-    with locked(tmp_path, "three", RUN):
+    with exclusive_run(tmp_path, "three", RUN):
         assert len(closed) == 1
 
 
 def test_temporary_files_of_libraries_are_where_the_next_run_clears_them(tmp_path: Path):
     before = tempfile.gettempdir()
-    with locked(tmp_path, "one", RUN) as temporary:
+    with exclusive_run(tmp_path, "one", RUN) as temporary:
         assert Path(tempfile.mkdtemp(prefix="kfp-workspace-")).parent == temporary
         assert Path(multiprocessing.util.get_temp_dir()) == temporary
     assert tempfile.gettempdir() == before
@@ -151,7 +151,7 @@ def test_temporary_files_of_libraries_are_where_the_next_run_clears_them(tmp_pat
 
 
 def test_what_a_run_that_goes_on_has_is_left_alone(tmp_path: Path, closed):
-    with locked(tmp_path, "one", RUN) as temporary, locked(tmp_path, "two", RUN):
+    with exclusive_run(tmp_path, "one", RUN) as temporary, exclusive_run(tmp_path, "two", RUN):
         assert temporary.is_dir()
     assert closed == []
 
@@ -160,6 +160,6 @@ def test_what_a_run_that_goes_on_has_is_left_alone(tmp_path: Path, closed):
 def test_a_lock_with_strange_content_is_taken(tmp_path: Path, content: str, closed):
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "one.lock").write_text(content)
-    with locked(tmp_path, "two", RUN), locked(tmp_path, "one", RUN):
+    with exclusive_run(tmp_path, "two", RUN), exclusive_run(tmp_path, "one", RUN):
         pass
     assert closed == []

@@ -19,7 +19,7 @@ from csc.pipelines.local import display, runner
 from csc.pipelines.local.cache import cache_folder
 from csc.pipelines.local.display import PlainDisplay
 from csc.pipelines.local.interrupts import interruptible
-from csc.pipelines.local.lock import LONGEST_TEMPORARY, locked
+from csc.pipelines.local.lock import LONGEST_TEMPORARY, exclusive_run
 from csc.pipelines.local.reporter import RunReporter, step_titles
 from csc.pipelines.local.steps import Show, Step
 from csc.pipelines.scenario import compile_pipeline
@@ -129,21 +129,21 @@ def test_silence_is_watched_while_kfp_runs(reporter: RunReporter, monkeypatch: p
 
 
 def test_a_run_waits_for_another_that_clears_up_after_it(tmp_path: Path):
-    with locked(tmp_path, "one", {}):
+    with exclusive_run(tmp_path, "one", {}):
         lock = (tmp_path / "runs" / "one.lock").open("a+")
     fcntl.flock(lock, fcntl.LOCK_EX)
     threading.Timer(0.3, lock.close).start()
-    with locked(tmp_path, "one", {}):
+    with exclusive_run(tmp_path, "one", {}):
         assert lock.closed
 
 
 def test_the_same_run_twice_at_once_is_refused_and_other_runs_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("csc.pipelines.local.lock._CLEARING_SECONDS", 0.2)
-    with locked(tmp_path, "one", {}) as folder, locked(tmp_path, "two", {}) as other:
+    with exclusive_run(tmp_path, "one", {}) as folder, exclusive_run(tmp_path, "two", {}) as other:
         assert folder != other
-        with pytest.raises(BadData, match="the same run is going on there"), locked(tmp_path, "one", {}):
+        with pytest.raises(BadData, match="the same run is going on there"), exclusive_run(tmp_path, "one", {}):
             pass
-    with locked(tmp_path, "one", {}):
+    with exclusive_run(tmp_path, "one", {}):
         pass
 
 
@@ -155,13 +155,13 @@ def test_a_folder_of_temporary_files_is_refused_if_its_name_is_too_long_for_sock
         for folder in (fits, too_long):
             folder.mkdir()
         monkeypatch.setattr(tempfile, "tempdir", str(fits))
-        with locked(Path(short), "one", {}) as temporary, socket.socket(socket.AF_UNIX) as made:
+        with exclusive_run(Path(short), "one", {}) as temporary, socket.socket(socket.AF_UNIX) as made:
             Path(f"{temporary}/pymp-12345678").mkdir()  # as the processes of a step do
             made.bind(f"{temporary}/pymp-12345678/listener-12345678")
         monkeypatch.setattr(tempfile, "tempdir", str(too_long))
         with (
             pytest.raises(BadData, match=f"TMPDIR={too_long}: too long for the sockets"),
-            locked(Path(short), "one", {}),
+            exclusive_run(Path(short), "one", {}),
         ):
             pass
 

@@ -11,7 +11,7 @@ import pytest
 
 from csc.pipelines.local import containers
 from csc.pipelines.local.containers import NoContainer, containers_for
-from csc.pipelines.local.lock import locked
+from csc.pipelines.local.lock import exclusive_run
 from csc.pipelines.local.steps import RunStep, Step
 
 PACKAGE = """
@@ -242,7 +242,7 @@ def test_a_user_without_a_group_is_in_that_of_root(monkeypatch, workdir, as_root
 def test_what_killed_runs_left_is_removed_and_what_runs_at_work_have_is_not(monkeypatch, workdir):
     left = {name: Container([], 0, name) for name in ("package", "killed", "at-work")}
     engine = Engine(left=list(left.values()))
-    with locked(workdir, "at-work", {"scenario": "s", "data": "d", "config": "{}"}):
+    with exclusive_run(workdir, "at-work", {"scenario": "s", "data": "d", "config": "{}"}):
         assert options(monkeypatch, workdir, engine)["labels"] == {"csc.workdir": str(workdir), "csc.run": "package"}
     assert engine.asked == [f"csc.workdir={workdir}"]
     assert {name: container.removed for name, container in left.items()} == {

@@ -1,8 +1,10 @@
 import hashlib
 import json
+import math
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,6 +23,7 @@ from csc.storage import (
     is_remote,
     join,
     local_path,
+    locked,
     read_bytes,
     read_json,
     sha256_file,
@@ -567,3 +570,35 @@ def test_looking_into_a_closed_folder_is_reported_in_one_line(tmp_path: Path, mo
     monkeypatch.setattr(Path, "is_file", closed)
     with pytest.raises(BadData, match=r"dataset\.json: not readable \(Permission denied\)"):
         storage.exists(tmp_path / "dataset.json")
+
+
+def test_who_waits_for_a_lock_waits_only_as_long_as_it_wants(tmp_path: Path):
+    lock = tmp_path / "lock"
+    with locked(lock):
+        for seconds in (0, 0.2):
+            with pytest.raises(BlockingIOError), locked(lock, seconds=seconds):
+                pass
+    with locked(lock, seconds=0), pytest.raises(BlockingIOError), locked(lock, seconds=0):
+        pass
+
+
+@pytest.mark.parametrize("seconds", [30, math.inf])
+def test_a_lock_that_was_removed_while_one_waited_for_it_is_none(seconds: float, tmp_path: Path):
+    lock, errors, waiting = tmp_path / "lock", [], threading.Event()
+
+    def second() -> None:
+        try:
+            waiting.set()
+            with locked(lock, seconds=seconds):
+                pass
+        except FileNotFoundError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=second)
+    with locked(lock):
+        thread.start()
+        assert waiting.wait(10)
+        time.sleep(0.3)  # it opens the file and waits
+        lock.unlink()
+    thread.join()
+    assert errors == [f"{lock} was removed"]

@@ -11,7 +11,6 @@ no locks: there a process that finds another key stops.
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -37,6 +36,7 @@ from csc.storage import (
     join,
     list_below,
     local_path,
+    locked,
     move_into,
     read_bytes,
     read_json,
@@ -79,7 +79,7 @@ def resume(
         if not is_remote(target):
             lock = Path(output.uri, _LOCK)
             stack.enter_context(ensure_parents(lock))
-            stack.enter_context(_locked(lock, stream))
+            _lock(lock, stream, stack)
         try:
             yield output, output.take_over(parts)
         except BaseException:
@@ -89,21 +89,17 @@ def resume(
             raise
 
 
-def _locked(lock: Path, stream: TextIO) -> TextIO:
-    """Take a lock; closing the returned file releases it."""
+def _lock(lock: Path, stream: TextIO, stack: contextlib.ExitStack) -> None:
+    """Hold a lock until the stack is closed; who has to wait for it says so."""
     while True:
-        with explain_write_errors(lock), contextlib.suppress(FileNotFoundError):
+        with explain_write_errors(lock), contextlib.suppress(FileNotFoundError):  # who held it has removed it
             lock.parent.mkdir(parents=True, exist_ok=True)
-            file = lock.open("w")
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return stack.enter_context(locked(lock, seconds=0))
             except BlockingIOError:
                 stream.write(f"waiting for another ingest into {lock.parent.parent}\n")
                 stream.flush()
-                fcntl.flock(file, fcntl.LOCK_EX)
-            if os.fstat(file.fileno()).st_nlink:
-                return file
-            file.close()  # the process that held it has finished and removed it
+                return stack.enter_context(locked(lock))
 
 
 @dataclass(frozen=True)
