@@ -127,7 +127,7 @@ def raise_error(file: Path) -> None:
         raise kind(content["message"])
 
 
-def _end_with_parent(launcher: int | None) -> None:
+def _end_with_launcher(launcher: int | None) -> None:
     """Have the kernel end this process when its parent dies, even if that is killed; only Linux can.
 
     Ranks are sessions of their own: no signal of the terminal reaches them.
@@ -142,7 +142,7 @@ def main(target: str, file: Path, launcher: int | None = None) -> int:
 
     `launcher` is the number of the process that called `run_in_processes`; torchrun does not give its own.
     """
-    _end_with_parent(launcher)
+    _end_with_launcher(launcher)
     module, _, name = target.partition(":")
     function = getattr(importlib.import_module(module), name)
     try:

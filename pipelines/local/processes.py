@@ -100,7 +100,7 @@ def _kill(process: BaseProcess) -> None:
 def _execute(code: str, arguments: list[str], environment: dict[str, str], output: Connection) -> None:
     """Run the code of a component in a new process."""
     os.setsid()  # Ctrl-C reaches the command, which tells us
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with_run, daemon=True).start()
     for stream in (1, 2):
         os.dup2(output.fileno(), stream)
     output.close()
@@ -110,7 +110,7 @@ def _execute(code: str, arguments: list[str], environment: dict[str, str], outpu
     execute(code, arguments)
 
 
-def _end_with_parent() -> None:
+def _end_with_run() -> None:
     """End this process and all that it has started when the process that runs the pipeline is gone.
 
     The kernel could do so only for a direct parent, and that of a fork is the fork server.

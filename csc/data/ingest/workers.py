@@ -79,10 +79,10 @@ def _start_worker(given: object, parent_gone: Connection) -> None:
     global _given
     _given = given
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    threading.Thread(target=_end_with_parent, args=(parent_gone,), daemon=True).start()
+    threading.Thread(target=_end_with_ingest, args=(parent_gone,), daemon=True).start()
 
 
-def _end_with_parent(parent_gone: Connection) -> None:
+def _end_with_ingest(parent_gone: Connection) -> None:
     """End this worker when the first process does, which closes the other end of the pipe."""
     with contextlib.suppress(EOFError, OSError):
         parent_gone.recv()
