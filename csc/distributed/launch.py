@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from csc import errors
 from csc.distributed.group import one_of_several
+from csc.distributed.process import environment, signal_handlers
 from csc.errors import BadConfig, CscError
 from csc.storage import read_json, write_json
 
@@ -95,22 +96,16 @@ def run_in_processes(function: Callable[..., T], arguments: Mapping[str, Any], p
 def _quiet_torchrun() -> Iterator[None]:
     """Silence torch's warnings and what its launcher says of a failure; afterwards restore the signal handlers."""
     logger = logging.getLogger("torch.distributed.elastic")
-    silent = logging.NullHandler()
-    before, handlers = logger.propagate, {number: signal.getsignal(number) for number in STOPS}
+    silent, before = logging.NullHandler(), logger.propagate
     logger.addHandler(silent)
     logger.propagate = False
-    level = os.environ.get(LOG_LEVEL)
-    os.environ.setdefault(LOG_LEVEL, "ERROR")
+    level, handlers = os.environ.get(LOG_LEVEL, "ERROR"), {number: signal.getsignal(number) for number in STOPS}
     try:
-        yield
+        with environment({LOG_LEVEL: level}), signal_handlers(handlers):  # which torch's launcher replaces
+            yield
     finally:
         logger.removeHandler(silent)
         logger.propagate = before
-        if level is None:
-            del os.environ[LOG_LEVEL]
-        with contextlib.suppress(ValueError):  # not the main thread, where no handler was set either
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
 
 
 def _handled_signals() -> list[signal.Signals]:

@@ -27,6 +27,7 @@ from typing import Any
 from csc.config.groups import TrainSettings
 from csc.distributed.cluster import API, MOST_TRIES, POLL_SECONDS, ClusterError, TrainJobs
 from csc.distributed.launch import raise_error
+from csc.distributed.process import signal_handlers
 from csc.errors import BadConfig
 from csc.scenario import Task
 from csc.storage import atomic_folder, local_path, write_json
@@ -273,15 +274,10 @@ class _Job:
         def stop(number: int, frame: object) -> None:
             raise SystemExit(128 + number)
 
-        before = signal.getsignal(signal.SIGTERM)
-        with contextlib.suppress(ValueError):  # only the main thread hears signals
-            signal.signal(signal.SIGTERM, stop)
-        try:
-            yield
-        except (KeyboardInterrupt, SystemExit):
-            with contextlib.suppress(ClusterError):
-                self.jobs.delete(self.name)
-            raise
-        finally:
-            with contextlib.suppress(ValueError):
-                signal.signal(signal.SIGTERM, before)
+        with signal_handlers({signal.SIGTERM: stop}):
+            try:
+                yield
+            except (KeyboardInterrupt, SystemExit):
+                with contextlib.suppress(ClusterError):
+                    self.jobs.delete(self.name)
+                raise

@@ -5,12 +5,12 @@ pauses, about four minutes in all.
 """
 
 import contextlib
-import os
 import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
+from csc.distributed.process import environment
 from csc.errors import CscError, TrackingError, TrackingUnavailable
 from csc.tracking.server import artifact_location, connect, quiet, tracking_uri, without_secrets
 
@@ -111,7 +111,7 @@ def find_or_create(
         if (found := find()) is not None:
             return found
         try:
-            with environment({RETRIES: "0"}):
+            with environment({RETRIES: "0"}):  # MLflow reads it for each request
                 made = create()
             if settle is None or (first := find()) is None:
                 return made
@@ -132,18 +132,3 @@ def find_or_create_experiment(client: "MlflowClient", name: str, tags: Mapping[s
         return str(found.experiment_id) if found is not None else None
 
     return find_or_create(find, lambda: str(client.create_experiment(name, artifact_location(), {**kind, **tags})))
-
-
-@contextlib.contextmanager
-def environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set variables, which MLflow reads for each request, for as long as the block lasts."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

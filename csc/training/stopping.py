@@ -5,6 +5,8 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from csc.distributed.process import signal_handlers
+
 __all__ = ["STOPPED", "StopRequest", "stop_request"]
 
 STOPPED = 128 + signal.SIGTERM  # the exit code; who runs steps takes it for an interruption, and tries again
@@ -19,21 +21,11 @@ class StopRequest:
 
 @contextlib.contextmanager
 def stop_request() -> Iterator[StopRequest]:
-    """Have SIGTERM note a request instead of ending the process, for as long as the block lasts.
-
-    Outside the main thread, which alone gets signals, nothing changes.
-    """
+    """Have SIGTERM note a request instead of ending the process, for as long as the block lasts."""
     request = StopRequest()
 
     def note(number: int, frame: object) -> None:
         request.received = True
 
-    try:
-        before = signal.signal(signal.SIGTERM, note)
-    except ValueError:
+    with signal_handlers({signal.SIGTERM: note}):
         yield request
-        return
-    try:
-        yield request
-    finally:
-        signal.signal(signal.SIGTERM, before)

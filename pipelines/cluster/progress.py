@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from csc.config import resolve
 from csc.config.schema import Config
+from csc.distributed.process import environment
 from csc.errors import CscError, TrackingError
 from csc.pipelines.cluster.steps import RunStatus
 from csc.pipelines.cluster.titles import loops
@@ -100,7 +101,7 @@ def _reached(uri: str) -> Iterator[float]:
     """Let MLflow's client talk to a server, without its retries; gives the time at which to stop asking."""
     if not uri or not _answers(uri):
         raise TrackingError("nothing answers")
-    from csc.tracking.calls import RETRIES, environment
+    from csc.tracking.calls import RETRIES
 
     seconds = str(_ANSWER_SECONDS)
     with environment({"MLFLOW_TRACKING_URI": uri, RETRIES: "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": seconds}):

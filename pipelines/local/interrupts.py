@@ -9,6 +9,7 @@ import signal
 from collections.abc import Iterator
 from types import FrameType
 
+from csc.distributed.process import signal_handlers
 from csc.errors import Terminated
 
 __all__ = ["interruptible", "raise_if_interrupted"]
@@ -20,14 +21,11 @@ _received: list[int] = []  # signals since `interruptible` began
 def interruptible() -> Iterator[None]:
     """Take SIGTERM for Ctrl-C, so that whoever ends this process with `kill` leaves nothing open either."""
     _received.clear()
-    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, _stop)}
+    handlers = {signal.SIGTERM: _stop}
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as in the background of a shell script
-        before[signal.SIGINT] = signal.signal(signal.SIGINT, _stop)
-    try:
+        handlers[signal.SIGINT] = _stop
+    with signal_handlers(handlers):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def raise_if_interrupted() -> None:

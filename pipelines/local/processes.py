@@ -20,6 +20,7 @@ from multiprocessing.process import BaseProcess
 from typing import Literal
 
 from csc.components.__main__ import execute
+from csc.distributed.process import environment
 from csc.pipelines.local.steps import GRACE_SECONDS, Show, Step
 
 __all__ = ["import_libraries_once", "run_process"]
@@ -46,10 +47,9 @@ PRELOADED = (
 
 def import_libraries_once() -> None:
     """Start the process that steps are forks of."""
-    os.environ["_KFP_RUNTIME"] = "true"  # kfp then loads what a step needs, not what a compiler needs
     forkserver.set_forkserver_preload(list(PRELOADED))
-    forkserver.ensure_running()
-    del os.environ["_KFP_RUNTIME"]
+    with environment({"_KFP_RUNTIME": "true"}):  # kfp then loads what a step needs, not what a compiler needs
+        forkserver.ensure_running()
 
 
 def run_process(step: Step, show: Show, method: Literal["forkserver", "spawn"] = "forkserver") -> int:

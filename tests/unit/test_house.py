@@ -184,7 +184,7 @@ def test_every_step_has_its_component():
 
 NOT_DECISIVE = {  # what decisive code may use without being changed by it
     *("csc.errors", "csc.storage", "csc.version", "csc.retry", "csc.__version__", "csc.tracking", "csc.serving"),
-    *("csc.distributed.launch", "csc.distributed.trainjob"),
+    *("csc.distributed.launch", "csc.distributed.process", "csc.distributed.trainjob"),
 }
 
 
