@@ -25,7 +25,7 @@ from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 import msgspec
 
-from csc.errors import BadData, BadModel, BadScenario, CscError
+from csc.errors import BadData, BadModel, BadScenario, CscError, explained
 from csc.scenario import Task
 from csc.storage import json_digest, read_json, write_json
 
@@ -79,7 +79,7 @@ class _Contract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return made
         except (msgspec.ValidationError, UnicodeEncodeError) as error:  # the second: half a surrogate pair
             remedy = f"; make it with the {cls.made_by} step" if cls.made_by else ""
-            raise cls.refusal(f"{where}: {_explained(str(error))}{remedy}") from None
+            raise cls.refusal(f"{where}: {explained(error)}{remedy}") from None
         except BadData as error:
             raise cls.refusal(f"{where}: {error}") from None
 
@@ -103,22 +103,6 @@ class _Contract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Write a file, whole or not at all."""
         content = self.to_plain()
         write_json(Path(path), {**content, _DIGEST: json_digest(content)})
-
-
-def _explained(message: str) -> str:
-    """Say in our words what msgspec found wrong.
-
-    >>> _explained("Object missing required field `seed` - at `$.run`")
-    "missing key 'seed' in run"
-    >>> _explained("Expected `int`, got `str` - at `$.tasks[0].task`")
-    'expected int, got str in tasks[0].task'
-    """
-    what, _, path = message.partition(" - at `$")
-    what = re.sub(r"^Object missing required field `(.*)`$", r"missing key '\1'", what)
-    what = re.sub(r"^Object contains unknown field `(.*)`$", r"unknown key '\1'", what)
-    what = what.replace("Expected", "expected").replace("`", "")
-    inside = path.strip("`.")
-    return f"{what} in {inside}" if inside else what
 
 
 class _Parameter(_Contract, frozen=True):
@@ -168,7 +152,7 @@ class TableRequest(_Parameter, frozen=True):
         try:
             return msgspec.convert(self.study, study_type)
         except msgspec.ValidationError as error:
-            raise BadData(f"parameter {self.parameter}: study: {_explained(str(error))}") from None
+            raise BadData(f"parameter {self.parameter}: study: {explained(error)}") from None
 
 
 class DatasetFacts(_Contract, frozen=True):

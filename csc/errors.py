@@ -1,5 +1,7 @@
 """The errors a person may cause and must understand: one line that says what, where, and what would be right."""
 
+import re
+
 __all__ = [
     "BadConfig",
     "BadData",
@@ -13,6 +15,7 @@ __all__ = [
     "TrackingError",
     "TrackingUnavailable",
     "Unavailable",
+    "explained",
     "resumable_error",
 ]
 
@@ -78,3 +81,19 @@ def resumable_error(reason: object) -> CscError:
     """The error for work stopped by a store, a disk or a lost process: the same command resumes it."""
     kind = type(reason) if isinstance(reason, Unavailable) else CscError
     return kind(f"{reason}; what is finished is kept, the same command goes on from there")
+
+
+def explained(error: Exception) -> str:
+    """The text of an error; what msgspec found wrong is said in our words.
+
+    >>> explained(ValueError("Object missing required field `seed` - at `$.run`"))
+    "missing key 'seed' in run"
+    >>> explained(ValueError("Expected `int`, got `str` - at `$.tasks[0].task`"))
+    'expected int, got str in tasks[0].task'
+    """
+    what, _, path = str(error).partition(" - at `$")
+    what = re.sub(r"^Object missing required field `(.*)`$", r"missing key '\1'", what)
+    what = re.sub(r"^Object contains unknown field `(.*)`$", r"unknown key '\1'", what)
+    what = what.replace("Expected", "expected").replace("`", "")
+    inside = path.strip("`.")
+    return f"{what} in {inside}" if inside else what

@@ -22,7 +22,7 @@ import msgspec
 
 from csc.config import resolve
 from csc.config.schema import Config
-from csc.errors import BadConfig, BadData, BadModel, BadScenario
+from csc.errors import BadConfig, BadData, BadModel, BadScenario, explained
 from csc.scenario import Scenario
 from csc.storage import read_json, sha256_file
 from csc.storage.tensors import load_tensors, save_tensors
@@ -140,7 +140,7 @@ def read_card(folder: Path) -> ModelCard:
     except BadData as error:
         raise BadModel(f"{error}; not a model of this project") from None
     except (msgspec.ValidationError, UnicodeEncodeError) as error:  # the second: half a surrogate pair
-        raise BadModel(f"{path}: not a model of this project ({error})") from None
+        raise BadModel(f"{path}: not a model of this project ({explained(error)})") from None
     if problem := _contradiction(card):
         raise BadModel(f"{path}: {problem}")
     return card

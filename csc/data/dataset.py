@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from csc.errors import BadData
+from csc.errors import BadData, explained
 from csc.storage import exists, is_remote, join, json_digest, local_path, read_bytes, read_json
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Dataset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             dataset = msgspec.convert({**info, "uri": uri}, cls)
             dataset._check()
         except (KeyError, TypeError, ValueError) as error:
-            raise BadData(f"{card}: wrong or missing key ({error}); ingest the data set again") from None
+            raise BadData(f"{card}: wrong or missing key ({explained(error)}); ingest the data set again") from None
         if dataset.digest and dataset.digest != card_digest(info):
             raise BadData(f"{card}: its content is not what was written; ingest the data set again")
         return dataset

@@ -11,7 +11,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from csc.errors import BadData
+from csc.errors import BadData, explained
 from csc.storage import atomic_file, regular_file
 
 __all__ = ["NO_TERMS", "THRESHOLDS", "Evidence", "EvidenceImage", "Reliability", "TaskFacts", "read_evidence"]
@@ -143,5 +143,7 @@ def read_evidence(path: str | Path) -> Evidence:
             raise ValueError(f"columns {', '.join(table.column_names)}")
         images = tuple(EvidenceImage(**row) for row in table.to_pylist())
     except (OSError, pa.ArrowException, LookupError, TypeError, ValueError) as error:
-        raise BadData(f"{path}: not the evidence of a task ({error}); make it with the evaluate step") from None
+        raise BadData(
+            f"{path}: not the evidence of a task ({explained(error)}); make it with the evaluate step"
+        ) from None
     return Evidence(facts, images)

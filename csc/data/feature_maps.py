@@ -26,7 +26,7 @@ from csc.config.schema import Config
 from csc.data.cache import NodeCache
 from csc.data.dataset import Dataset
 from csc.data.shards import ShardFiles, has_sha256
-from csc.errors import BadData
+from csc.errors import BadData, explained
 from csc.storage import exists, is_remote, join, json_digest, local_path, read_json, sha256_file, version_of
 from csc.version import sources_digest
 
@@ -124,7 +124,7 @@ def read_feature_card(uri: str) -> FeatureCard:
     try:
         return msgspec.convert(read_json(card), FeatureCard)
     except ValueError as error:
-        raise BadData(f"{card}: not a card of feature maps ({error}); {REMEDY}") from None
+        raise BadData(f"{card}: not a card of feature maps ({explained(error)}); {REMEDY}") from None
 
 
 def map_channels(uri: str) -> int:

@@ -10,7 +10,7 @@ import msgspec
 import pyarrow as pa
 
 from csc.data.cache import NodeCache
-from csc.errors import BadData, Unavailable
+from csc.errors import BadData, Unavailable, explained
 from csc.storage import is_remote, join, list_below, local_path, read_json, sha256_file
 
 __all__ = [
@@ -46,7 +46,7 @@ def read_index(uri: str, remedy: str) -> list[IndexEntry]:
     except BadData as error:
         raise BadData(f"{error}; {remedy}") from None
     except ValueError as error:
-        raise BadData(f"{file}: no rows, bytes and sha256 of each shard ({error}); {remedy}") from None
+        raise BadData(f"{file}: no rows, bytes and sha256 of each shard ({explained(error)}); {remedy}") from None
 
 
 def shard_name(number: int) -> str:

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from csc.data.columns import check_positions, from_numpy, strings, to_numpy
 from csc.data.dataset import Dataset
 from csc.data.published import benchmark_note
-from csc.errors import BadData
+from csc.errors import BadData, explained
 from csc.scenario import Task
 from csc.storage import atomic_file, regular_file
 
@@ -167,7 +167,9 @@ def read_view(path: str | Path) -> View:
             raise ValueError("its content is not what was written")
         return View(table, metadata.classes, metadata.images, metadata.fingerprint, metadata.note)
     except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
-        raise BadData(f"{path}: not a task view ({error}); build it again with the build_dataset step") from None
+        raise BadData(
+            f"{path}: not a task view ({explained(error)}); build it again with the build_dataset step"
+        ) from None
 
 
 def _digest(table: pa.Table, metadata: _Metadata) -> str:

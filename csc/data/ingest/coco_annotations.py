@@ -17,7 +17,7 @@ import numpy as np
 
 from csc.data.ingest.images import ListedImage, split_by_name
 from csc.data.ingest.source import LONGEST_TABLE, Source
-from csc.errors import BadData
+from csc.errors import BadData, explained
 from csc.storage import each_key_once
 
 __all__ = ["AnnotationFile", "Annotations", "read_annotations"]
@@ -109,10 +109,8 @@ def _decode(content: bytes, where: str) -> _File:
         tables = msgspec.json.decode(text, type=_File)
         _check_keys(content, text, tables)
         return tables
-    except msgspec.ValidationError as error:  # such as: Expected `int`, got `str` - at `$.images[3].id`
-        reason, _, path = str(error).replace("`", "'").partition(" - at '$.")
-        key = f"{path[:-1]}: " if path else ""
-        raise BadData(f"{where}: {key}{reason}; expected COCO format with lists {', '.join(_TABLES)}") from None
+    except msgspec.ValidationError as error:
+        raise BadData(f"{where}: {explained(error)}; expected COCO format with lists {', '.join(_TABLES)}") from None
     except (ValueError, RecursionError) as error:
         raise BadData(f"{where}: not readable as JSON ({error}); expected a complete COCO annotation file") from None
 
