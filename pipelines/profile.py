@@ -5,7 +5,6 @@ has a default, and no profile at all is the same as `local`. `csc.pipelines.pods
 """
 
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,7 +13,7 @@ from msgspec import Meta, field, to_builtins
 from msgspec.structs import replace
 
 from csc.components.image import CPU_IMAGE, TRAIN_IMAGE
-from csc.config.reading import Settings, convert, load_yaml
+from csc.config.reading import Settings, convert, load_yaml, note_old_name
 from csc.config.tree import flatten
 from csc.errors import BadConfig
 from csc.retry import Retries
@@ -218,16 +217,14 @@ def read_profile(name: str) -> Profile:
 
 
 def _renamed(content: Any, path: Path) -> Any:
-    """Give keys that were renamed their names of today, and say so on stderr."""
-    old = [key for key in _RENAMED if isinstance(content, dict) and key in content]
-    for key in old:
-        if _RENAMED[key] in content:
-            raise BadConfig(f"{key}: is now called {_RENAMED[key]}, which is there too; leave out {key}")
-    if not old:
-        return content
-    names = ", ".join(f"{key} is now called {_RENAMED[key]}" for key in old)
-    print(f"csc: {path}: {names}; the next version will refuse the old name", file=sys.stderr)
-    return {_RENAMED.get(key, key): value for key, value in content.items()}
+    """Give keys that were renamed their names of today, with a hint."""
+    for old, new in _RENAMED.items():
+        if isinstance(content, dict) and old in content:
+            if new in content:
+                raise BadConfig(f"{old}: is now called {new}, which is there too; leave out {old}")
+            note_old_name(f"{path}: {old}", new)
+            content[new] = content.pop(old)
+    return content
 
 
 _SECRET_NAME = re.compile(

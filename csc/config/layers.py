@@ -9,7 +9,6 @@ written for all methods.
 """
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from csc.config.reading import SWITCHES, Settings, all_fields, convert, load_yaml
+from csc.config.reading import SWITCHES, Settings, all_fields, convert, load_yaml, note_old_name
 from csc.config.schema import Config
 from csc.config.tree import flatten, merged, nested
 from csc.errors import BadConfig
@@ -217,7 +216,7 @@ def _renamed(chosen: Mapping[str, Any]) -> Mapping[str, Any]:
     new: dict[str, Any] = {}
     if _OLD_LABELS in flat:
         new["loss.old_labels"] = flat.pop(_OLD_LABELS)
-        _hint(f"{_OLD_LABELS} is now called loss.old_labels")
+        note_old_name(_OLD_LABELS, "loss.old_labels")
     if _FREEZE_BN in flat:
         value = flat.pop(_FREEZE_BN)
         frozen = SWITCHES.get(str(value).lower())
@@ -225,11 +224,5 @@ def _renamed(chosen: Mapping[str, Any]) -> Mapping[str, Any]:
             raise BadConfig(f"{_FREEZE_BN}={value}: expected true or false")
         new["train.batch_norm"] = "frozen_after_base" if frozen else "live"
         if frozen:  # a model of the version before names all settings, also those that are off
-            _hint(f"{_FREEZE_BN} is now called train.batch_norm=frozen_after_base")
+            note_old_name(_FREEZE_BN, "train.batch_norm=frozen_after_base")
     return merged(nested(new), nested(flat)) if new else chosen
-
-
-@cache
-def _hint(text: str) -> None:
-    """Say that a name is an old one: once in a process, and on stderr, apart from what a command answers."""
-    print(f"note: {text}; the next version will refuse the old name", file=sys.stderr, flush=True)

@@ -5,7 +5,9 @@ Nothing is guessed: an unknown key, a key given twice or a value of another type
 """
 
 import math
+import sys
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
@@ -15,7 +17,7 @@ import yaml
 
 from csc.errors import BadConfig
 
-__all__ = ["SWITCHES", "Settings", "all_fields", "convert", "expected", "load_yaml"]
+__all__ = ["SWITCHES", "Settings", "all_fields", "convert", "expected", "load_yaml", "note_old_name"]
 
 _Target = TypeVar("_Target")
 SWITCHES = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -71,6 +73,12 @@ def load_yaml(path: Path) -> Any:
         raise BadConfig(f"{path}: not readable as YAML{line} ({problem})") from None
     except (OSError, ValueError) as error:
         raise BadConfig(f"{path}: not readable ({getattr(error, 'strerror', None) or error})") from None
+
+
+@cache
+def note_old_name(old: str, new: str) -> None:
+    """Say that a name is an old one, once in a process; on stderr, where it spoils no answer of a command."""
+    print(f"note: {old} is now called {new}; the next version will refuse the old name", file=sys.stderr, flush=True)
 
 
 def _check_size(text: str) -> None:

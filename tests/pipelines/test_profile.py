@@ -195,8 +195,9 @@ def test_keys_that_were_renamed_are_read_with_a_hint(written, capsys):
     name = written("heavy: {timeout: 1h}\nlight: {requests: {cpu: '2'}}\n")
     profile = read_profile(name)
     assert (profile.train.timeout, profile.cpu.requests.cpu) == ("1h", "2")
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"csc: {name}: heavy is now called train, light is now called cpu; ")
+    said = capsys.readouterr().err.splitlines()
+    names = (f"{name}: heavy is now called train", f"{name}: light is now called cpu")
+    assert said == [f"note: {line}; the next version will refuse the old name" for line in names]
 
 
 @pytest.mark.parametrize("words", [["run"], ["compile", "-o", "x.yaml"], ["submit"]], ids=lambda words: words[0])

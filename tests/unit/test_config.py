@@ -8,7 +8,7 @@ import yaml
 
 from csc.config import Config, base_method, differences, layers, methods, parse_overrides, resolve
 from csc.config.groups import Settings
-from csc.config.reading import _alternatives, _choices
+from csc.config.reading import _alternatives, _choices, note_old_name
 from csc.config.schema import EXECUTION_ONLY
 from csc.config.tree import flatten, merged
 from csc.errors import BadConfig
@@ -218,7 +218,7 @@ def test_settings_for_several_methods_count_where_they_are_read():
 
 
 def test_the_spelling_of_the_version_before_is_taken_with_a_hint(capsys: pytest.CaptureFixture[str]):
-    layers._hint.cache_clear()
+    note_old_name.cache_clear()
     assert resolve("voc", {"old_label_policy": "masked"}) == resolve("voc", {"loss": {"old_labels": "masked"}})
     said = capsys.readouterr()
     assert said.err.startswith("note: old_label_policy is now called loss.old_labels; the next version will refuse")
@@ -229,7 +229,7 @@ def test_the_spelling_of_the_version_before_is_taken_with_a_hint(capsys: pytest.
 def test_the_switch_of_batch_norm_is_taken_by_its_old_name_for_one_version(
     capsys: pytest.CaptureFixture[str], true: Any
 ):
-    layers._hint.cache_clear()
+    note_old_name.cache_clear()
     frozen = {"train": {"batch_norm": "frozen_after_base"}}
     old = {"release_quirks": {"freeze_bn_after_base": true, "no_shuffle": True}}
     assert resolve("voc", old) == resolve("voc", {**frozen, "release_quirks": {"no_shuffle": True}})
