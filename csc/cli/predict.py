@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from csc.cli.command import Command
 from csc.cli.workdir import tracked_workdir, workdir_argument
+from csc.data import SUFFIXES
 from csc.data.cores import cores
 from csc.data.progress import Bar
 from csc.errors import BadData
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["PREDICT", "load_predictor"]
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 Predicted = list[tuple[str, float]]  # predicted classes with their confidences
 
 

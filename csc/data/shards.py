@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import msgspec
 import pyarrow as pa
 
+from csc.data import FORMATS
 from csc.data.cache import NodeCache
 from csc.errors import BadData, Unavailable, explained
 from csc.storage import is_remote, join, list_below, local_path, read_json, sha256_file
@@ -25,7 +26,6 @@ __all__ = [
 ]
 
 INGEST_AGAIN = "run the same csc ingest again, it writes damaged shards again"
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")  # that are decoded; others may start programs
 
 
 class IndexEntry(msgspec.Struct, frozen=True):

@@ -29,6 +29,7 @@ __all__ = ["installed", "package_model"]
 CODE = (
     *(f"{name}.py" for name in ("__init__", "errors", "model", "scenario")),
     "storage/*.py",
+    "data/__init__.py",
     *(f"serving/{name}.py" for name in ("__init__", "predictor", "pyfunc")),
     "config/*.py",
     "config/presets/*.yaml",

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from csc.data import FORMATS
 from csc.errors import BadData
 from csc.model import load_network
 
@@ -20,8 +21,6 @@ __all__ = ["BATCH", "Prediction", "Predictor", "TooLarge", "above", "from_base64
 
 BATCH = 32
 SHOWN = 480  # pixels of the longer side of an image that people look at
-# All that is ever decoded: Pillow knows formats that start other programs, and images may come from anyone.
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF")
 
 
 class TooLarge(BadData):

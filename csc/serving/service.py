@@ -25,8 +25,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from csc.data import FORMATS
 from csc.errors import BadData
-from csc.serving.predictor import FORMATS, Predictor, TooLarge, above, from_base64, open_image
+from csc.serving.predictor import Predictor, TooLarge, above, from_base64, open_image
 
 __all__ = ["application"]
 

@@ -15,10 +15,11 @@ from torch.nn.functional import adaptive_max_pool2d
 
 from csc.artifacts import Training
 from csc.config import differences
+from csc.data import FORMATS
 from csc.data.evidence import THRESHOLDS, Evidence, EvidenceImage, Reliability, TaskFacts
 from csc.data.feature_maps import map_channels
 from csc.data.scores import Scores
-from csc.data.shards import FORMATS, ImageShards
+from csc.data.shards import ImageShards
 from csc.data.views import View
 from csc.distributed.group import single_process
 from csc.metrics import confidence_bins

@@ -177,7 +177,7 @@ def test_mlflow_serves_it_in_every_form_of_its_protocol(scoring, scene, predicte
 @pytest.mark.parametrize("form", FORMS)
 def test_mlflow_s_server_says_why_an_image_is_refused_and_opens_no_file(scoring, scene, form):
     """Each is one short line; MLflow of itself would send a traceback, or all that it was sent."""
-    known = "JPEG, PNG, WEBP, BMP, TIFF"
+    known = "JPEG, PNG, WEBP, BMP, TIFF, GIF"
     for image, reason in (
         (str(scene), "not base64 text"),
         ("!!!", "not base64 text"),

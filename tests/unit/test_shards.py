@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from PIL import EpsImagePlugin, Image, UnidentifiedImageError
 
-from csc.data.ingest.images import FORMATS, BrokenImage, checked_jpeg, scaled_down
+from csc.data import FORMATS
+from csc.data.ingest.images import BrokenImage, checked_jpeg, scaled_down
 
 
 def encoded(image: Image.Image, kind: str) -> bytes:

@@ -9,6 +9,7 @@ Every image has one label, the name of its folder. Files that are not images by 
 import os
 from pathlib import PurePosixPath
 
+from csc.data import SUFFIXES
 from csc.data.dataset import Dataset
 from csc.data.ingest.images import SPLIT_BY_NAME, TEST_FOLDERS, ListedImage, split_by_name, split_folders
 from csc.data.ingest.source import Source
@@ -17,7 +18,6 @@ from csc.errors import BadData
 
 __all__ = ["ingest_folder"]
 
-_IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 _SPLITS = {"train", *TEST_FOLDERS}
 
 
@@ -57,7 +57,7 @@ def _root(files: Source) -> PurePosixPath:
 
 def _images(files: Source, folder: PurePosixPath) -> list[str]:
     names = (name for name in files.names(folder) if not name.startswith("."))
-    return sorted(name for name in names if name.lower().endswith(_IMAGES))
+    return sorted(name for name in names if name.lower().endswith(SUFFIXES))
 
 
 def _listing(files: Source, folder: PurePosixPath, split: str) -> list[ListedImage]:

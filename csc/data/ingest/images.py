@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+from csc.data import FORMATS
 from csc.data.ingest.source import DamagedFile, Source
-from csc.data.shards import FORMATS
 from csc.errors import BadData, resumable_error
 from csc.storage import absolute, json_digest
 
