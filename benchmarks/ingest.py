@@ -26,7 +26,7 @@ from csc.data.ingest.coco_annotations import AnnotationFile, read_annotations
 from csc.data.ingest.images import ListedImage
 from csc.data.ingest.source import Source
 from csc.data.ingest.writer import WriteOptions, label_table
-from csc.data.views import test_view, train_view, write_view
+from csc.data.views import test_view, train_view
 from csc.scenario import Scenario
 from csc.storage import write_json
 
@@ -147,8 +147,8 @@ def _seconds_per_task(root: Path) -> float:
 
     def views() -> None:
         for task in tasks:
-            write_view(train_view(dataset, task), folder / "train.parquet")
-            write_view(test_view(dataset, task), folder / "test.parquet")
+            train_view(dataset, task).write(folder / "train.parquet")
+            test_view(dataset, task).write(folder / "test.parquet")
 
     return interleaved({"views": views}, rounds=1)["views"] / len(tasks)
 

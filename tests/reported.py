@@ -11,11 +11,10 @@ import pytest
 from csc.artifacts import Metrics, RunResults, TaskResult, Training
 from csc.config import resolve
 from csc.data.dataset import Dataset
-from csc.data.evidence import Evidence, read_evidence
+from csc.data.evidence import Evidence
 from csc.data.ingest.digits import ingest_digits
 from csc.data.scores import Scores
 from csc.data.views import test_view as view_of_test
-from csc.data.views import write_view
 from csc.model import ModelCard, save_network
 from csc.scenario import Scenario
 from csc.steps.evaluate import evaluate
@@ -42,13 +41,13 @@ def reported(folder: Path, settings: Mapping[str, Any] | None = None) -> Reporte
     for cut in cuts:
         task_folder = folder / f"task-{cut.index}"
         card = _save_model(task_folder / "model", cut, data, overrides)
-        write_view(view_of_test(data, cut), task_folder / "test.parquet")
+        view_of_test(data, cut).write(task_folder / "test.parquet")
         names = [str(task_folder / name) for name in ("model", "test.parquet", "scores", "metrics.json")]
         metrics = evaluate(*names, evidence_out=str(task_folder / "evidence"))
         best = {name: max(ap, best.get(name, ap)) for name, ap in metrics.AP.items()}
         complete = Metrics(**(metrics.to_plain() | {"best_AP": best}))
         tasks.append(TaskResult(cut.index, cut.new, cut.seen, complete, train_images=4, seconds=1.5))
-        evidence.append(read_evidence(task_folder / "evidence"))
+        evidence.append(Evidence.read(task_folder / "evidence"))
     run = RunResults(SCENARIO, card.method, 0, "scratch", data.fingerprint, "1.0", tuple(tasks))
     return Reported(run, tuple(evidence), Scores.read(folder / f"task-{len(cuts)}" / "scores"), folder)
 

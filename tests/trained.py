@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from csc.artifacts import Metrics, RegisteredTask, RegisteredVersion, RunResults, TaskResult, Training
 from csc.config import resolve
-from csc.data.views import View, write_view
+from csc.data.views import View
 from csc.model import ModelCard
 from csc.scenario import Scenario
 from csc.steps.register import TRACKED, register
@@ -117,5 +117,5 @@ def trained(
     (model / "model.json").write_text(json.dumps(asdict(card)))
     Training("train.parquet", 10 * task, 1.5, {}, [epoch_log(e) for e in range(EPOCHS)]).write(model / "training.json")
     metrics(cut.seen, 10.0 * task if mean_ap is None else mean_ap).write(task_folder / "metrics.json")
-    write_view(View(_ONE_IMAGE, cut.seen, "images", "d" * 64, note), task_folder / "test.parquet")
+    View(_ONE_IMAGE, cut.seen, "images", "d" * 64, note).write(task_folder / "test.parquet")
     return Trained(card, task_folder)

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from csc.errors import BadData, explained
 from csc.storage import atomic_file, regular_file
 
-__all__ = ["NO_TERMS", "THRESHOLDS", "Evidence", "EvidenceImage", "Reliability", "TaskFacts", "read_evidence"]
+__all__ = ["NO_TERMS", "THRESHOLDS", "Evidence", "EvidenceImage", "Reliability", "TaskFacts"]
 
 NO_TERMS = ("loss", "images_per_second", "waiting")  # of an epoch: the sum of its terms, and what else is logged
 THRESHOLDS = tuple(step / 100 for step in range(100))
@@ -133,17 +133,15 @@ class Evidence:
                 table, aside, compression="zstd", dictionary_pagesize_limit=16 << 20, write_page_checksum=True
             )
 
-
-def read_evidence(path: str | Path) -> Evidence:
-    """Read what `Evidence.write` wrote."""
-    try:
-        table = pq.ParquetFile(regular_file(path), page_checksum_verification=True).read()
-        facts = msgspec.json.decode(table.schema.metadata[_METADATA_KEY], type=TaskFacts)
-        if not table.schema.equals(_SCHEMA):
-            raise ValueError(f"columns {', '.join(table.column_names)}")
-        images = tuple(EvidenceImage(**row) for row in table.to_pylist())
-    except (OSError, pa.ArrowException, LookupError, TypeError, ValueError) as error:
-        raise BadData(
-            f"{path}: not the evidence of a task ({explained(error)}); make it with the evaluate step"
-        ) from None
-    return Evidence(facts, images)
+    @classmethod
+    def read(cls, path: str | Path) -> "Evidence":
+        """Read what `write` wrote."""
+        try:
+            table = pq.ParquetFile(regular_file(path), page_checksum_verification=True).read()
+            facts = msgspec.json.decode(table.schema.metadata[_METADATA_KEY], type=TaskFacts)
+            if not table.schema.equals(_SCHEMA):
+                raise ValueError(f"columns {', '.join(table.column_names)}")
+            return cls(facts, tuple(EvidenceImage(**row) for row in table.to_pylist()))
+        except (OSError, pa.ArrowException, LookupError, TypeError, ValueError) as error:
+            reason = f"not the evidence of a task ({explained(error)})"
+            raise BadData(f"{path}: {reason}; make it with the evaluate step") from None

@@ -1,6 +1,5 @@
 """The scores of a task: what its model says of every test image, from which every number can be computed again."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,11 +9,10 @@ from csc.storage import atomic_file, regular_file
 
 if TYPE_CHECKING:
     import numpy as np
+    import pyarrow as pa
     from numpy.typing import NDArray
 
-    from csc.data.views import View
-
-__all__ = ["Scores", "write_scores"]
+__all__ = ["Scores"]
 
 _SCORE, _TARGET = "score:", "target:"  # before the name of a class, so that no name can be that of another column
 _ROW_GROUP = 4096  # images
@@ -27,10 +25,11 @@ class Scores:
     confidences: "NDArray[np.float32]"  # (images, classes), between 0 and 1
     targets: "NDArray[np.bool_]"  # of the same shape
     classes: tuple[str, ...]
+    image_ids: "pa.ChunkedArray"
 
     @classmethod
     def read(cls, path: str | Path) -> "Scores":
-        """Read what `write_scores` wrote."""
+        """Read what `write` wrote."""
         import numpy as np
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -50,20 +49,17 @@ class Scores:
                 raise ValueError("a confidence is not between 0 and 1")
         except (OSError, TypeError, ValueError, KeyError, pa.ArrowException) as error:
             raise BadData(f"{path}: not scores ({error}); make them with the evaluate step") from None
-        return cls(confidences, targets, classes)
+        return cls(confidences, targets, classes, table.column(0))
 
+    def write(self, path: str | Path) -> None:
+        """Write the file, whole or not at all."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
 
-def write_scores(view: "View", batches: "Iterable[NDArray[np.float32]]", path: str | Path) -> None:
-    """Write the confidences of a view's images, in its order, with the targets that the view shows."""
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+        from csc.data.columns import from_numpy
 
-    from csc.data.columns import from_numpy
-
-    kinds = {_SCORE: np.concatenate(list(batches)), _TARGET: view.targets()}
-    names = [kind + name for kind in kinds for name in view.classes]
-    columns = [from_numpy(column) for values in kinds.values() for column in values.T]
-    table = pa.Table.from_arrays([view.table["image_id"], *columns], names=["image_id", *names])
-    with atomic_file(Path(path)) as aside:
-        pq.write_table(table, aside, row_group_size=_ROW_GROUP, write_page_checksum=True)
+        names = [kind + name for kind in (_SCORE, _TARGET) for name in self.classes]
+        columns = [from_numpy(column) for values in (self.confidences, self.targets) for column in values.T]
+        table = pa.Table.from_arrays([self.image_ids, *columns], names=["image_id", *names])
+        with atomic_file(Path(path)) as aside:
+            pq.write_table(table, aside, row_group_size=_ROW_GROUP, write_page_checksum=True)

@@ -24,7 +24,7 @@ from csc.errors import BadData, explained
 from csc.scenario import Task
 from csc.storage import atomic_file, regular_file
 
-__all__ = ["View", "read_view", "test_view", "train_view", "write_view"]
+__all__ = ["View", "test_view", "train_view"]
 
 _METADATA_KEY = b"csc"
 MOST_CLASSES = 1 << 15  # labels are 16-bit numbers
@@ -61,6 +61,28 @@ class View:
     def filter(self, kept: np.ndarray[Any, np.dtype[np.bool_]]) -> "View":
         """Only the images that a mask keeps."""
         return replace(self, table=self.table.filter(from_numpy(kept)))
+
+    def write(self, path: Path) -> None:
+        """Write it as Parquet; classes, image address, data fingerprint and a digest go into the file's metadata."""
+        metadata = _Metadata(self.classes, self.shards_uri, self.fingerprint, self.note)
+        metadata = msgspec.structs.replace(metadata, digest=_digest(self.table, metadata))
+        table = self.table.replace_schema_metadata({_METADATA_KEY: msgspec.json.encode(metadata)})
+        with atomic_file(path) as temporary:
+            pq.write_table(table, temporary)
+
+    @classmethod
+    def read(cls, path: str | Path) -> "View":
+        """Read what `write` wrote; content that has changed since is refused."""
+        try:
+            table = pq.ParquetFile(regular_file(path)).read()
+            metadata = msgspec.json.decode((table.schema.metadata or {}).get(_METADATA_KEY, b"{}"), type=_Metadata)
+            _check(table, len(metadata.classes))
+            if _digest(table, metadata) != metadata.digest:
+                raise ValueError("its content is not what was written")
+            return cls(table, metadata.classes, metadata.images, metadata.fingerprint, metadata.note)
+        except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
+            reason = f"not a task view ({explained(error)})"
+            raise BadData(f"{path}: {reason}; build it again with the build_dataset step") from None
 
 
 def train_view(dataset: Dataset, task: Task, *, labels: str = "task", held_out: int = 0) -> View:
@@ -147,29 +169,6 @@ class _Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fingerprint: str
     note: str
     digest: str = ""
-
-
-def write_view(view: View, path: Path) -> None:
-    """Write a view as Parquet; classes, image address, data fingerprint and a digest go into the file's metadata."""
-    metadata = _Metadata(view.classes, view.shards_uri, view.fingerprint, view.note)
-    metadata = msgspec.structs.replace(metadata, digest=_digest(view.table, metadata))
-    with atomic_file(path) as temporary:
-        pq.write_table(view.table.replace_schema_metadata({_METADATA_KEY: msgspec.json.encode(metadata)}), temporary)
-
-
-def read_view(path: str | Path) -> View:
-    """Read a view back; one whose content is not what was written is refused."""
-    try:
-        table = pq.ParquetFile(regular_file(path)).read()
-        metadata = msgspec.json.decode((table.schema.metadata or {}).get(_METADATA_KEY, b"{}"), type=_Metadata)
-        _check(table, len(metadata.classes))
-        if _digest(table, metadata) != metadata.digest:
-            raise ValueError("its content is not what was written")
-        return View(table, metadata.classes, metadata.images, metadata.fingerprint, metadata.note)
-    except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
-        raise BadData(
-            f"{path}: not a task view ({explained(error)}); build it again with the build_dataset step"
-        ) from None
 
 
 def _digest(table: pa.Table, metadata: _Metadata) -> str:

@@ -21,7 +21,7 @@ from csc.errors import BadModel
 from csc.scenario import Task
 from csc.storage import atomic_file, regular_file
 
-__all__ = ["POSITIONS", "Memory", "joined", "read_memory", "write_memory"]
+__all__ = ["POSITIONS", "Memory", "joined"]
 
 Scope = Literal["own_task", "own_to_current"]
 POSITIONS = pa.schema([("image_id", pa.string()), ("shard", pa.int32()), ("row", pa.int32())])
@@ -139,42 +139,41 @@ class Memory:
         ids = self.table["image_id"].combine_chunks()
         return to_numpy(pc.is_in(view.table["image_id"], value_set=ids))
 
+    def write(self, path: Path) -> None:
+        """Write it as Parquet; classes, counts and data fingerprint go into the file's metadata."""
+        leading = np.arange(len(self.classes)) < self.stored[:, None]
+        columns = {
+            **{name: self.table[name] for name in POSITIONS.names},
+            "labels": _label_lists(self, pa.list_(pa.int16())),
+            "first": from_numpy(self.known[:, 0]),
+            "last": from_numpy(self.known[:, 1]),
+            "owner": from_numpy(self.owner),
+            "rank": from_numpy(self.rank),
+            "logits": _lists(leading, self.logits, pa.list_(pa.float32())),
+        }
+        metadata = {
+            "classes": self.classes,
+            "counts": self.counts.tolist(),
+            "seen": self.seen,
+            "fingerprint": self.fingerprint,
+        }
+        table = pa.table(columns, schema=_COLUMNS)
+        with atomic_file(path) as temporary:
+            pq.write_table(table.replace_schema_metadata({_METADATA_KEY: json.dumps(metadata)}), temporary)
+
+    @classmethod
+    def read(cls, path: str | Path) -> "Memory":
+        """Read what `write` wrote."""
+        try:
+            table = pq.ParquetFile(regular_file(path)).read()
+            return _decoded(table.cast(_COLUMNS), json.loads(table.schema.metadata[_METADATA_KEY]))
+        except (OSError, pa.ArrowException, LookupError, TypeError, ValueError, RecursionError) as error:
+            raise BadModel(f"{path}: not the memory of a model ({error}); train the task that wrote it again") from None
+
 
 def joined(view: View, memory: Memory) -> View:
     """The images of a task and, after them, the exemplars."""
     return replace(view, table=pa.concat_tables([view.table, memory.view(view).table]))
-
-
-def write_memory(memory: Memory, path: Path) -> None:
-    """Write a memory as Parquet; classes, counts and data fingerprint go into the file's metadata."""
-    leading = np.arange(len(memory.classes)) < memory.stored[:, None]
-    columns = {
-        **{name: memory.table[name] for name in POSITIONS.names},
-        "labels": _label_lists(memory, pa.list_(pa.int16())),
-        "first": from_numpy(memory.known[:, 0]),
-        "last": from_numpy(memory.known[:, 1]),
-        "owner": from_numpy(memory.owner),
-        "rank": from_numpy(memory.rank),
-        "logits": _lists(leading, memory.logits, pa.list_(pa.float32())),
-    }
-    metadata = {
-        "classes": memory.classes,
-        "counts": memory.counts.tolist(),
-        "seen": memory.seen,
-        "fingerprint": memory.fingerprint,
-    }
-    table = pa.table(columns, schema=_COLUMNS)
-    with atomic_file(path) as temporary:
-        pq.write_table(table.replace_schema_metadata({_METADATA_KEY: json.dumps(metadata)}), temporary)
-
-
-def read_memory(path: str | Path) -> Memory:
-    """Read a memory back."""
-    try:
-        table = pq.ParquetFile(regular_file(path)).read()
-        return _decoded(table.cast(_COLUMNS), json.loads(table.schema.metadata[_METADATA_KEY]))
-    except (OSError, pa.ArrowException, LookupError, TypeError, ValueError, RecursionError) as error:
-        raise BadModel(f"{path}: not the memory of a model ({error}); train the task that wrote it again") from None
 
 
 def _decoded(table: pa.Table, metadata: dict[str, Any]) -> Memory:

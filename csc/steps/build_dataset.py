@@ -7,7 +7,7 @@ import numpy as np
 from csc.artifacts import Origin, Split
 from csc.config import resolve
 from csc.data.dataset import Dataset
-from csc.data.views import test_view, train_view, write_view
+from csc.data.views import test_view, train_view
 from csc.retry import with_retries
 from csc.scenario import Scenario
 
@@ -29,7 +29,7 @@ def build_dataset(origin: str, split: str, config_json: str, train_out: str, tes
         train = test.filter(np.zeros(len(test), bool))  # the old data of a model that is extended: only tested
     else:
         train = train_view(dataset, task, labels=config.labels, held_out=config.held_out)
-    write_view(train, Path(train_out))
-    write_view(test, Path(test_out))
+    train.write(Path(train_out))
+    test.write(Path(test_out))
     tested = "held-out training" if config.held_out else "test"
     print(f"task {task.index}/{task.total}: {len(train):,} training images, {len(test):,} {tested} images")

@@ -3,11 +3,13 @@
 import time
 from pathlib import Path
 
+import numpy as np
+
 from csc import metrics
 from csc.artifacts import HEADLINE, Metrics, RegisteredTask
 from csc.data.feature_maps import map_channels
-from csc.data.scores import Scores, write_scores
-from csc.data.views import read_view
+from csc.data.scores import Scores
+from csc.data.views import View
 from csc.errors import BadModel
 from csc.model import load_network, read_card
 from csc.retry import with_retries
@@ -32,7 +34,7 @@ def evaluate(
     """
     from csc.distributed.launch import processes_for, run_in_processes
 
-    card, view = read_card(Path(model)), read_view(test_view)
+    card, view = read_card(Path(model)), View.read(test_view)
     judged = {name for name in card.classes if name in view.classes}
     if view.classes != card.classes and not (Scenario.parse(card.scenario).added and judged == set(view.classes)):
         raise BadModel(f"{model}: knows other classes than {test_view}; both must be of the same task")
@@ -84,7 +86,7 @@ def score(model: str, test_view: str, scores_out: str, features: str) -> None:
     from csc.training.inference import confidences
 
     network, card = load_network(Path(model), map_channels=map_channels(features))
-    view = read_view(test_view)
+    view = View.read(test_view)
     with join_group() as group:
         batches = confidences(network, view, card.resolved_config(), features, group)
         if not group.is_main:
@@ -92,4 +94,5 @@ def score(model: str, test_view: str, scores_out: str, features: str) -> None:
                 pass
             return
         columns = [card.classes.index(name) for name in view.classes]
-        write_scores(view, (batch.numpy()[:, columns] for _, batch in batches), scores_out)
+        made = np.concatenate([batch.numpy()[:, columns] for _, batch in batches])
+        Scores(made, view.targets(), view.classes, view.table["image_id"]).write(scores_out)

@@ -7,7 +7,7 @@ import msgspec
 
 from csc.artifacts import Metrics, RegisteredTask, RunResults, TaskResult, Training
 from csc.config.groups import RegisterSettings
-from csc.data.views import read_view
+from csc.data.views import View
 from csc.model import TRAINING_LOG, ModelCard, fingerprint, read_card
 from csc.retry import with_retries
 from csc.serving.packaging import package_model
@@ -37,7 +37,7 @@ def register(
     prior_task = RegisteredTask.read(prior) if prior else None
     # A model that was extended has other test images.
     comparable = prior_task if prior_task is not None and prior_task.run.scenario == card.scenario else None
-    view = read_view(test_view)
+    view = View.read(test_view)
     results = _results(card, training, numbers, comparable, view.note)
     tracked = {name: float(numbers[name]) for name in TRACKED}
     tracker, model_fingerprint = Tracker(card), fingerprint(folder)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from csc.artifacts import RegisteredTask, RegisteredVersion, Split, Training
 from csc.config import resolve
 from csc.config.schema import Config
-from csc.data.views import View, read_view
+from csc.data.views import View
 from csc.errors import BadConfig, BadModel
 from csc.model import (
     MEMORY,
@@ -23,7 +23,7 @@ from csc.model import (
     read_card,
     save_network,
 )
-from csc.replay.memory import Memory, read_memory, write_memory
+from csc.replay.memory import Memory
 from csc.replay.update import update
 from csc.retry import with_retries
 from csc.scenario import Scenario, Task
@@ -68,7 +68,7 @@ def train(
         from csc.distributed.trainjob import train_on_nodes
 
         prior_fingerprint = RegisteredTask.read(prior).model.fingerprint if prior else ""
-        key = config.fingerprint(scenario, read_view(train_view).fingerprint, code_version(), prior_fingerprint)
+        key = config.fingerprint(scenario, View.read(train_view).fingerprint, code_version(), prior_fingerprint)
         train_on_nodes(arguments, config.train, task, key, pod or {})
     elif (processes := processes_for(config.train.processes)) > 1:
         run_in_processes(learn, arguments, processes)
@@ -88,7 +88,7 @@ def learn(config_json: str, split: str, train_view: str, out: str, prior: str, c
     task_split = Split.read(split)
     scenario, task = task_split.scenario, task_split.task
     config = _config(scenario, config_json, features)
-    view = read_view(train_view)
+    view = View.read(train_view)
     prior_version = RegisteredTask.read(prior).model if prior else None
     prior_id = prior_version.model_id if prior_version is not None else None
     with join_group() as group, _fetched(prior_version, task) as prior_folder:
@@ -135,7 +135,7 @@ def learn(config_json: str, split: str, train_view: str, out: str, prior: str, c
             if trainer.method.state:
                 save_tensors(trainer.method.state, folder / METHOD_STATE)
             if memory is not None:
-                write_memory(memory, folder / MEMORY)
+                memory.write(folder / MEMORY)
             save_network(trainer.network, card, folder)
             Training(train_view, len(view), seconds, installed(), log).write(folder / TRAINING_LOG)
 
@@ -177,7 +177,7 @@ def _exemplars(config: Config, view: View, task: Task, prior_folder: Path | None
     """What the prior model remembers, as this task may see it; none if the method replays nothing."""
     if config.memory.sampler == "none":
         return None
-    kept = read_memory(prior_folder / MEMORY) if prior_folder else Memory.empty(view.fingerprint)
+    kept = Memory.read(prior_folder / MEMORY) if prior_folder else Memory.empty(view.fingerprint)
     return kept.extended_to(view, task, config.memory.labels)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from csc.data.evidence import Evidence, read_evidence
+from csc.data.evidence import Evidence
 from csc.tracking.calls import connected, translate_errors
 from csc.tracking.queries import tag_filter, task_of
 from csc.tracking.runs import Tracker
@@ -60,7 +60,7 @@ def download(run: "Run", name: str, folder: Path) -> Path:
 def fetch_evidence(scenario_run_id: str) -> tuple[Evidence, ...]:
     """The evidence of a scenario run's tasks, in their order; tasks of versions that kept none are left out."""
     with tempfile.TemporaryDirectory(prefix="csc-evidence-") as folder:
-        return tuple(map(read_evidence, fetch_files(scenario_run_id, EVIDENCE, Path(folder)).values()))
+        return tuple(map(Evidence.read, fetch_files(scenario_run_id, EVIDENCE, Path(folder)).values()))
 
 
 def keep_figures(run_id: str, figures: "Mapping[str, Image.Image]", step: int) -> None:

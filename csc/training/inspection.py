@@ -26,7 +26,7 @@ from csc.metrics import confidence_bins
 from csc.model import MEMORY, TRAINING_LOG, ModelCard, load_network
 from csc.nets.activation import class_activation_maps
 from csc.nets.network import Network
-from csc.replay.memory import read_memory
+from csc.replay.memory import Memory
 from csc.scenario import Scenario
 from csc.training.batches import plain_batches
 from csc.training.device import for_inference
@@ -165,7 +165,7 @@ def _memory(model: Path, view: View) -> tuple[int, list[EvidenceImage]]:
     """How many images the model keeps for replay, and the first of each class."""
     if not (model / MEMORY).is_file():
         return 0, []
-    memory = read_memory(model / MEMORY)
+    memory = Memory.read(model / MEMORY)
     pictures = _Pictures(memory.view(view))
     images: list[EvidenceImage] = []
     count = Counter[str]()

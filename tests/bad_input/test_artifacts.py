@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from csc.artifacts import Metrics, RegisteredTask, Split, Training
-from csc.data.scores import Scores, write_scores
-from csc.data.views import read_view
+from csc.data.scores import Scores
+from csc.data.views import View
 from csc.errors import CscError
 from csc.model import load_network, read_card
-from csc.replay.memory import Memory, read_memory, write_memory
+from csc.replay.memory import Memory
 from csc.scenario import Scenario
 from csc.storage.tensors import load_tensors
 from csc.training.checkpoint import Checkpoint, ResumePoint, _digest
@@ -87,12 +87,13 @@ def _unsigned(make: Callable[[Path], object], folder: Path) -> None:
 
 def _scores(folder: Path) -> None:
     _step("test.parquet", folder)
-    view = read_view(folder / "test.parquet")
-    write_scores(view, [np.full((len(view), len(view.classes)), 0.5, np.float32)], folder / "scores.parquet")
+    view = View.read(folder / "test.parquet")
+    even = np.full((len(view), len(view.classes)), 0.5, np.float32)
+    Scores(even, view.targets(), view.classes, view.table["image_id"]).write(folder / "scores.parquet")
 
 
 def _memory(folder: Path) -> None:
-    write_memory(Memory.empty("d" * 64), folder / "memory.parquet")
+    Memory.empty("d" * 64).write(folder / "memory.parquet")
 
 
 # What is made in a folder, and how it is read.
@@ -117,7 +118,7 @@ GIVEN: dict[str, tuple[Callable[[Path], object], Read]] = {
     "model": (_model, load_network),
     "tensors": (_checkpoint, lambda folder: load_tensors(folder / "checkpoint")),
     "scores": (_scores, lambda folder: Scores.read(folder / "scores.parquet")),
-    "memory": (_memory, lambda folder: read_memory(folder / "memory.parquet")),
+    "memory": (_memory, lambda folder: Memory.read(folder / "memory.parquet")),
     "checkpoint": (_checkpoint, _restore),
     "signed checkpoint": (_checkpoint, lambda folder: (_signed_again(folder), _restore(folder))),
 }

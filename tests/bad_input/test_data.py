@@ -17,7 +17,7 @@ from csc.data.ingest.coco import ingest_coco
 from csc.data.ingest.csv_table import ingest_csv
 from csc.data.ingest.writer import WriteOptions
 from csc.data.shards import ImageShards
-from csc.data.views import read_view, train_view, write_view
+from csc.data.views import View, train_view
 from csc.errors import CscError
 from csc.scenario import Scenario
 from tests.bad_input.recipes import VERBS, check_line, follow, parameters, recipes
@@ -139,8 +139,8 @@ def view(folder: Path) -> Given:
     made, _ = dataset(folder)
     opened = msgspec.structs.replace(Dataset.open(made), uri="set")
     task = Scenario.parse("animals-b0c2").task(opened.classes, 1)
-    write_view(train_view(Dataset.open(made), task), made / "view.parquet")
-    return made, lambda: read_view(made / "view.parquet")
+    train_view(Dataset.open(made), task).write(made / "view.parquet")
+    return made, lambda: View.read(made / "view.parquet")
 
 
 GIVEN: dict[str, Callable[[Path], Given]] = {

@@ -182,10 +182,10 @@ def test_a_registered_model_takes_images_whatever_it_was_trained_on(chain):
     from csc.data.dataset import Dataset
     from csc.data.scores import Scores
     from csc.data.shards import ImageShards
-    from csc.data.views import read_view
+    from csc.data.views import View
     from csc.serving.predictor import Predictor
 
-    view = read_view(chain["test_view-2"].path)
+    view = View.read(chain["test_view-2"].path)
     shards = ImageShards(Dataset.open(json.loads(chain["origin"])["data"]).shards_uri)
     positions = zip(view.table["shard"].to_pylist(), view.table["row"].to_pylist(), strict=True)
     found = Predictor(chain["model-2"].path).confidences([bytes(shards.jpeg(*position)) for position in positions])

@@ -15,7 +15,7 @@ from csc.data.ingest.images import checked_jpeg, scaled_down
 from csc.data.ingest.source import Source
 from csc.data.ingest.voc import ingest_voc
 from csc.data.shards import read_index
-from csc.data.views import read_view
+from csc.data.views import View
 from tests.fuzz.mutations import SEEDS, attempt, fuzz
 
 pytestmark = pytest.mark.slow
@@ -103,4 +103,4 @@ def test_zips(content: bytes, tmp_path_factory: pytest.TempPathFactory):
 def test_views(content: bytes, tmp_path_factory: pytest.TempPathFactory):
     file = tmp_path_factory.mktemp("view") / "view.parquet"
     file.write_bytes(content)
-    attempt(lambda: read_view(file))
+    attempt(lambda: View.read(file))

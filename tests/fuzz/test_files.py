@@ -16,7 +16,7 @@ from csc.model import read_card
 from csc.pipelines.cluster.endpoint import Endpoint
 from csc.pipelines.cluster.steps import run_status
 from csc.pipelines.profile import read_profile
-from csc.replay.memory import read_memory
+from csc.replay.memory import Memory
 from csc.storage.tensors import load_tensors
 from csc.study.reading import read_study
 from csc.training.checkpoint import _digest
@@ -101,7 +101,7 @@ def test_scores(content: bytes, tmp_path_factory: pytest.TempPathFactory):
 def test_memories(content: bytes, tmp_path_factory: pytest.TempPathFactory):
     file = tmp_path_factory.mktemp("memory") / "memory.parquet"
     file.write_bytes(content)
-    attempt(lambda: read_memory(file))
+    attempt(lambda: Memory.read(file))
 
 
 @fuzz("kubeflow/*")

@@ -5,7 +5,7 @@ import pytest
 from csc.artifacts import Split
 from csc.cli import main
 from csc.data.dataset import Dataset
-from csc.data.views import read_view
+from csc.data.views import View
 from csc.model import read_card
 from tests.builders import part_of
 from tests.integration.conftest import csc, inside, last_results
@@ -67,7 +67,7 @@ def test_the_increment_sees_only_labels_of_its_own_classes(work):
     splits = [Split.read(path) for path in sorted(work[0].rglob("extend/split"))]
     assert sorted(split.new for split in splits) == [("5", "6", "7"), ("8", "9")]
     for path in work[0].rglob("train_view"):
-        view = read_view(path)
+        view = View.read(path)
         if len(view.classes) == 8:
             assert set(view.targets().any(axis=0).nonzero()[0]) == {5, 6, 7}
 

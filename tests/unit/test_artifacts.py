@@ -23,7 +23,7 @@ from csc.artifacts import (
     Training,
 )
 from csc.data.columns import from_numpy, strings
-from csc.data.scores import Scores, write_scores
+from csc.data.scores import Scores
 from csc.data.views import View
 from csc.errors import BadData, CscError
 from csc.pipelines.study import table_request
@@ -168,7 +168,7 @@ def run_status(labels: list[list[int]], classes: tuple[str, ...]) -> View:
 def test_scores_of_classes_of_any_name_are_read_back(tmp_path: Path):
     view = run_status([[0, 3], [1], [], [2, 4, 5, 6, 7]], NAMES)
     confidences = np.random.default_rng(0).random((4, len(NAMES)), np.float32)
-    write_scores(view, [confidences[:3], confidences[3:]], tmp_path / "scores.parquet")
+    Scores(confidences, view.targets(), view.classes, view.table["image_id"]).write(tmp_path / "scores.parquet")
     found = Scores.read(tmp_path / "scores.parquet")
     assert found.classes == NAMES
     np.testing.assert_array_equal(found.confidences, confidences)
@@ -178,7 +178,7 @@ def test_scores_of_classes_of_any_name_are_read_back(tmp_path: Path):
 def test_any_flipped_bit_of_scores_is_noticed_or_makes_no_difference(tmp_path: Path):
     view, path = run_status([[0], [1], [0, 1]], ("cat", "dog")), tmp_path / "scores.parquet"
     confidences = np.random.default_rng(0).random((3, 2), np.float32)
-    write_scores(view, [confidences], path)
+    Scores(confidences, view.targets(), view.classes, view.table["image_id"]).write(path)
     whole, noticed = path.read_bytes(), 0
     for offset in range(0, len(whole), 3):
         path.write_bytes(whole[:offset] + bytes([whole[offset] ^ 1]) + whole[offset + 1 :])

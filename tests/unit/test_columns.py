@@ -35,19 +35,19 @@ import numpy as np
 import pyarrow as pa
 from pathlib import Path
 from csc.data.columns import from_numpy, strings
-from csc.data.views import View, read_view, write_view
-from csc.data.scores import Scores, write_scores
+from csc.data.views import View
+from csc.data.scores import Scores
 offsets, labels = np.array([0, 1, 3], np.int32), np.array([0, 0, 1], np.int16)
 lists = pa.ListArray.from_arrays(from_numpy(offsets), from_numpy(labels))
 positions = from_numpy(np.array([0, 1], np.int32))
 table = pa.Table.from_arrays(
     [strings(["a", "b"]), positions, positions, lists], names=["image_id", "shard", "row", "labels"]
 )
-write_view(View(table, ("cat", "dog"), "images", ""), Path({str(tmp_path / "view.parquet")!r}))
-view = read_view({str(tmp_path / "view.parquet")!r})
+View(table, ("cat", "dog"), "images", "").write(Path({str(tmp_path / "view.parquet")!r}))
+view = View.read({str(tmp_path / "view.parquet")!r})
 assert view.targets().tolist() == [[True, False], [True, True]]
 scores = Path({str(tmp_path / "scores.parquet")!r})
-write_scores(view, [np.zeros((2, 2), np.float32)], scores)
+Scores(np.zeros((2, 2), np.float32), view.targets(), view.classes, view.table["image_id"]).write(scores)
 assert np.array_equal(Scores.read(scores).targets, view.targets())
 print("pyarrow.parquet" in sys.modules, "pyarrow.compute" in sys.modules)
 """

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from csc import metrics
-from csc.data.evidence import THRESHOLDS, read_evidence
+from csc.data.evidence import THRESHOLDS, Evidence
 from csc.errors import BadData
 from csc.report.reliability import at_threshold, ece
 
@@ -75,7 +75,7 @@ def test_evidence_survives_its_file_and_an_image_is_stored_once(made: "Reported"
     twice = replace(evidence, images=evidence.images * 2)
     for name, content in (("once", evidence), ("twice", twice)):
         content.write(tmp_path / name)
-        assert read_evidence(tmp_path / name) == content
+        assert Evidence.read(tmp_path / name) == content
     assert (tmp_path / "twice").stat().st_size < 1.2 * (tmp_path / "once").stat().st_size
 
 
@@ -86,7 +86,7 @@ def test_a_flipped_bit_of_evidence_is_noticed_or_makes_no_difference(made: "Repo
     for offset in range(4, len(whole), len(whole) // 100):
         (tmp_path / "file").write_bytes(whole[:offset] + bytes([whole[offset] ^ 1]) + whole[offset + 1 :])
         with contextlib.suppress(BadData):
-            assert read_evidence(tmp_path / "file").images == evidence.images
+            assert Evidence.read(tmp_path / "file").images == evidence.images
 
 
 def test_what_is_not_evidence_is_refused_in_one_line(made: "Reported", tmp_path: Path):
@@ -99,5 +99,5 @@ def test_what_is_not_evidence_is_refused_in_one_line(made: "Reported", tmp_path:
         made.folder / "task-1/test.parquet",
     ):
         with pytest.raises(BadData, match=r"not the evidence of a task .* evaluate step") as caught:
-            read_evidence(file)
+            Evidence.read(file)
         assert "\n" not in str(caught.value)

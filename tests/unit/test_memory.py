@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from csc.config.groups import MemorySettings
-from csc.data.views import View, read_view, write_view
+from csc.data.views import View
 from csc.errors import BadModel
-from csc.replay.memory import Memory, joined, read_memory, write_memory
+from csc.replay.memory import Memory, joined
 from csc.replay.samplers import Balance, admission, herding, leaving, ocdm, prs, reservoir, shares
 from csc.replay.update import update
 from csc.scenario import Task
@@ -533,14 +533,14 @@ def test_a_memory_of_another_task_is_refused():
 
 def test_views_with_exemplars_are_views(tmp_path: Path):
     memory, view = taught_once("own_to_current")
-    write_view(view, tmp_path / "train.parquet")
-    for task_view in (view, read_view(tmp_path / "train.parquet")):
+    view.write(tmp_path / "train.parquet")
+    for task_view in (view, View.read(tmp_path / "train.parquet")):
         both = joined(task_view, memory)
         assert both.table.schema.equals(task_view.table.schema, check_metadata=True)
         assert (both.classes, both.shards_uri, both.fingerprint) == (view.classes, "somewhere", WORLD)
         np.testing.assert_array_equal(both.targets(), np.concatenate([view.targets(), memory.labels]))
-        write_view(both, tmp_path / "both.parquet")
-        np.testing.assert_array_equal(read_view(tmp_path / "both.parquet").targets(), both.targets())
+        both.write(tmp_path / "both.parquet")
+        np.testing.assert_array_equal(View.read(tmp_path / "both.parquet").targets(), both.targets())
         assert both.table["image_id"].to_pylist() == [*view.table["image_id"].to_pylist(), *ids(memory)]
         assert both.table["shard"].to_pylist()[len(view) :] == memory.table["shard"].to_pylist()
     alone = memory.view(view)
@@ -555,17 +555,17 @@ def test_views_with_exemplars_are_views(tmp_path: Path):
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_a_memory_comes_back_as_it_was(sampler: str, logits: bool, tmp_path: Path):
     memory = lived(random_truth(60, 4), tasks(2, 2), settled(sampler, total=14), logits=logits)
-    write_memory(memory, tmp_path / "memory.parquet")
-    again = read_memory(tmp_path / "memory.parquet")
+    memory.write(tmp_path / "memory.parquet")
+    again = Memory.read(tmp_path / "memory.parquet")
     assert_same(again, memory)
-    write_memory(again, tmp_path / "again.parquet")
+    again.write(tmp_path / "again.parquet")
     assert (tmp_path / "again.parquet").read_bytes() == (tmp_path / "memory.parquet").read_bytes()
     assert {path.name for path in tmp_path.iterdir()} == {"memory.parquet", "again.parquet"}
 
 
 def test_an_empty_memory_comes_back_and_can_be_taught(tmp_path: Path):
-    write_memory(Memory.empty(WORLD), tmp_path / "memory.parquet")
-    memory = read_memory(tmp_path / "memory.parquet")
+    Memory.empty(WORLD).write(tmp_path / "memory.parquet")
+    memory = Memory.read(tmp_path / "memory.parquet")
     assert_same(memory, Memory.empty(WORLD))
     first = tasks(2, 2)[0]
     taught = memory.extended_to(train_view(random_truth(9, 4), first), first, "own_to_current")
@@ -576,11 +576,11 @@ def test_a_memory_goes_on_from_its_file_as_from_itself(tmp_path: Path):
     truth, (first, second) = random_truth(60, 4), tasks(2, 2)
     settings = settled("prs", total=10)
     memory = lived(truth, [first], settings)
-    write_memory(memory, tmp_path / "memory.parquet")
+    memory.write(tmp_path / "memory.parquet")
     view = train_view(truth, second)
     went_on = [
         update(before, view, second, settings, seed=0, features=lambda: features_of(view))
-        for before in (memory, read_memory(tmp_path / "memory.parquet"))
+        for before in (memory, Memory.read(tmp_path / "memory.parquet"))
     ]
     assert_same(*went_on)
 
@@ -602,14 +602,14 @@ def rewritten(path: Path, column: str | None = None, values: Any = None, **facts
         lambda path: path.write_bytes(path.read_bytes()[:100]),
         lambda path: path.write_text("not parquet"),
         lambda path: pq.write_table(pa.table({"image_id": ["a"]}), path),
-        lambda path: write_view(taught_once("own_task")[1], path),
+        lambda path: taught_once("own_task")[1].write(path),
         lambda path: pq.write_table(pq.ParquetFile(path).read().replace_schema_metadata(None), path),
         lambda path: rewritten(path, classes=["a"]),
         lambda path: rewritten(path, counts=[1]),
         lambda path: rewritten(path, counts="many"),
         lambda path: rewritten(path, "labels", [[0], [1], [7]]),
         lambda path: (
-            write_memory(taught_once("own_to_current")[0], path),
+            taught_once("own_to_current")[0].write(path),
             rewritten(path, "labels", [[0], [1], [-1]]),
         ),
         lambda path: rewritten(path, "labels", [[0], [1], None]),
@@ -620,11 +620,11 @@ def rewritten(path: Path, column: str | None = None, values: Any = None, **facts
 )
 def test_a_file_that_is_no_memory_is_refused_in_one_line(change: Any, tmp_path: Path):
     path = tmp_path / "memory.parquet"
-    write_memory(taught_once("own_task")[0], path)
-    read_memory(path)
+    taught_once("own_task")[0].write(path)
+    Memory.read(path)
     change(path)
     with pytest.raises(BadModel, match=r"memory\.parquet: not the memory of a model") as caught:
-        read_memory(path)
+        Memory.read(path)
     assert "\n" not in str(caught.value)
 
 

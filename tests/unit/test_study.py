@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 import pytest
 import yaml
 from msgspec.structs import asdict
@@ -514,7 +515,8 @@ def scores_like(last, images=400, seed=0, noise=0.3):
     generator = np.random.default_rng(1)
     targets = generator.random((images, 2)) < 0.3
     draws = np.random.default_rng([seed, int(last)]).random((images, 2))
-    return Scores(np.clip((1 - noise) * targets + noise * draws, 0, 1).astype(np.float32), targets, ("a", "b"))
+    confidences = np.clip((1 - noise) * targets + noise * draws, 0, 1).astype(np.float32)
+    return Scores(confidences, targets, ("a", "b"), pa.chunked_array([list(map(str, range(images)))]))
 
 
 def verdicts(outcome):
@@ -601,7 +603,7 @@ def test_test_images_widen_the_interval_and_are_drawn_alike_for_both_runs(two_ro
 
 def test_resampled_average_precision_is_that_of_the_images_drawn():
     scores = scores_like(0, images=60)
-    scores = Scores(np.round(scores.confidences, 1), scores.targets, scores.classes)  # with ties
+    scores = replace(scores, confidences=np.round(scores.confidences, 1))  # with ties
     draws, weights = resampled_map(scores), _weights(60, 1000)
     for draw in range(0, 1000, 97):
         rows = np.repeat(np.arange(60), weights[:, draw].astype(int))

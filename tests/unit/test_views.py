@@ -24,7 +24,7 @@ from csc.data.ingest.images import Encoded, ListedImage
 from csc.data.ingest.writer import SourceListing, WriteOptions, write_dataset
 from csc.data.published import benchmark_note
 from csc.data.shards import ImageShards
-from csc.data.views import View, read_view, train_view, write_view
+from csc.data.views import View, train_view
 from csc.errors import BadData
 from csc.scenario import CLASS_COUNTS, PAPER_SCENARIOS, Scenario, Task
 from csc.steps.build_dataset import build_dataset
@@ -109,8 +109,8 @@ def rows_of(view: View) -> list[tuple[str, list[int]]]:
 
 
 def there_and_back(view: View, folder: Path) -> View:
-    write_view(view, folder / "view.parquet")
-    return read_view(folder / "view.parquet")
+    view.write(folder / "view.parquet")
+    return View.read(folder / "view.parquet")
 
 
 def assert_only_the_task_shows(dataset: Dataset, truth: Sequence[Truth], task: Task, folder: Path) -> None:
@@ -229,7 +229,7 @@ def test_labels_of_other_tasks_cannot_change_a_training_file(
         rows = sorted([*version, cover], key=lambda image: (image.split == "test", image.image_id))
         with tempfile.TemporaryDirectory() as name:
             view = train_view(write(Path(name), rows, classes, crowds=crowds), task)
-            write_view(dataclasses.replace(view, shards_uri="images", fingerprint=""), Path(name) / "view.parquet")
+            dataclasses.replace(view, shards_uri="images", fingerprint="").write(Path(name) / "view.parquet")
             content.append((Path(name) / "view.parquet").read_bytes())
     assert content[0] == content[1]
 
@@ -293,7 +293,7 @@ def test_the_files_that_the_train_step_reads_hold_no_label_of_another_task(
             "new": list(task.new),
             "seen": list(task.seen),
         }
-        assert rows_of(read_view(view)) == expected(truth, "train", task.new, task.new, task.seen, crowds)
+        assert rows_of(View.read(view)) == expected(truth, "train", task.new, task.new, task.seen, crowds)
         assert_nothing_else_in_the_file(view, dataset, task)
 
 
@@ -326,7 +326,7 @@ def test_of_all_methods_only_joint_is_given_more_than_the_labels_of_the_task(
     config = resolve("digits", {"method": method}).to_json()
     for task, _, view in run_data_steps(dataset, "digits-b4c3", config, tmp_path):
         shown = task.seen if method == "joint" else task.new
-        assert rows_of(read_view(view)) == expected(truth, "train", shown, shown, task.seen, crowds=False)
+        assert rows_of(View.read(view)) == expected(truth, "train", shown, shown, task.seen, crowds=False)
 
 
 def test_a_view_points_to_the_images_it_names(tmp_path: Path):
@@ -397,7 +397,7 @@ def test_a_task_without_a_test_image_is_named(tmp_path: Path):
 
 def view_file(folder: Path) -> bytes:
     table = pa.table({"image_id": ["a"], "shard": [0], "row": [0], "labels": [[0]]})
-    write_view(View(table, ("x",), "images", "f"), folder / "whole.parquet")
+    View(table, ("x",), "images", "f").write(folder / "whole.parquet")
     return (folder / "whole.parquet").read_bytes()
 
 
@@ -428,12 +428,12 @@ def test_rows_that_no_view_can_have_are_refused(change: dict[str, object], words
 def test_any_flipped_bit_of_a_view_is_noticed_or_makes_no_difference(tmp_path: Path):
     table = pa.table({"image_id": ["a", "b"], "shard": [0, 0], "row": [0, 1], "labels": [[0], [0, 1]]}, schema=VIEW)
     view, path = View(table, ("x", "y"), "/data/images", "f"), tmp_path / "view.parquet"
-    write_view(view, path)
+    view.write(path)
     whole, noticed = path.read_bytes(), 0
     for offset in range(0, len(whole), 7):
         path.write_bytes(whole[:offset] + bytes([whole[offset] ^ 4]) + whole[offset + 1 :])
         try:
-            assert read_view(path).table.equals(table)
+            assert View.read(path).table.equals(table)
         except BadData:
             noticed += 1
     assert noticed > 20
@@ -446,7 +446,7 @@ def test_a_broken_view_is_refused_by_its_name(part: str, tmp_path: Path):
     path = tmp_path / "broken.parquet"
     path.write_bytes(whole[: kept[part]] if part in kept else b"image_id,shard,row\n")
     with pytest.raises(BadData) as caught:
-        read_view(path)
+        View.read(path)
     assert str(caught.value).startswith(f"{path}: not a task view (")
     assert len(str(caught.value).splitlines()) == 1
 
@@ -468,7 +468,7 @@ def test_a_parquet_file_of_something_else_is_refused(metadata: dict[str, str] | 
     table = pa.table({"image_id": ["a"], "shard": [0], "row": [0], "labels": [[0]]}).replace_schema_metadata(metadata)
     pq.write_table(table, tmp_path / "other.parquet")
     with pytest.raises(BadData, match="not a task view"):
-        read_view(tmp_path / "other.parquet")
+        View.read(tmp_path / "other.parquet")
 
 
 @pytest.mark.parametrize("kind", ["missing", "folder"])
@@ -476,12 +476,12 @@ def test_a_view_that_is_not_there_is_refused(kind: str, tmp_path: Path):
     if kind == "folder":
         (tmp_path / "view.parquet").mkdir()
     with pytest.raises(BadData, match=r"view\.parquet: not a task view"):
-        read_view(tmp_path / "view.parquet")
+        View.read(tmp_path / "view.parquet")
 
 
 def test_the_label_table_of_the_data_set_is_not_a_view(benchmarks: Mapping[str, Dataset]):
     with pytest.raises(BadData, match="not a task view"):
-        read_view(benchmarks["voc"].path / "labels.parquet")
+        View.read(benchmarks["voc"].path / "labels.parquet")
 
 
 @pytest.mark.parametrize("name", ["digits-b0c2", "digits-b4c3"])

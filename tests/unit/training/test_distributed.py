@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from csc.config import resolve
 from csc.data.order import epoch_batches
-from csc.data.views import View, read_view, write_view
+from csc.data.views import View
 from csc.distributed.group import Group, join_group, no_sync, one_of_several
 from csc.distributed.launch import _handled_signals, main, processes_for, raise_error, run_in_processes
 from csc.errors import BadConfig, BadData
@@ -32,7 +32,7 @@ from csc.methods import build_head
 from csc.methods.losses import asymmetric_loss, binary_cross_entropy, max_entropy
 from csc.nets.backbone import build_backbone
 from csc.nets.network import Network
-from csc.replay.memory import Memory, read_memory, write_memory
+from csc.replay.memory import Memory
 from csc.replay.update import update
 from csc.scenario import Task
 from csc.training.checkpoint import EpochLog
@@ -210,8 +210,8 @@ def second_task(folder: Path, case: Case, group: Group, stop_after: int = -1) ->
         if epoch == stop_after:
             raise Stopped
 
-    config, view = settings(*OVERRIDES, f"method={case.method}", *case.more), read_view(str(folder / "view.parquet"))
-    memory = read_memory(folder / "memory.parquet") if case.exemplars else None
+    config, view = settings(*OVERRIDES, f"method={case.method}", *case.more), View.read(str(folder / "view.parquet"))
+    memory = Memory.read(folder / "memory.parquet") if case.exemplars else None
     trainer = Bench({2: view}, folder).second(config, group=group, on_epoch=stop, memory=memory)
     log = without_speed(trainer.run())
     scores = [batch for _, batch in confidences(trainer.network, view, config, group=group)]
@@ -244,10 +244,10 @@ def trainings(
     for name, case in TRAININGS.items():
         for folder in (alone / name, several / name):
             folder.mkdir()
-            write_view(views[2], folder / "view.parquet")
+            views[2].write(folder / "view.parquet")
             if case.exemplars:
                 memory = kept.take(np.arange(case.exemplars)).extended_to(views[2], tasks[1], wanted.labels)
-                write_memory(memory, folder / "memory.parquet")
+                memory.write(folder / "memory.parquet")
         if case.stop_after >= 0:
             with pytest.raises(Stopped), join_group() as group:
                 second_task(several / name, case, group, case.stop_after)

@@ -12,7 +12,7 @@ from csc.config import base_method, methods, parse_overrides, resolve
 from csc.data.ingest.digits import ingest_digits
 from csc.methods import registered
 from csc.model import MEMORY, METHOD_STATE, load_network
-from csc.replay.memory import read_memory
+from csc.replay.memory import Memory
 from csc.steps.build_dataset import build_dataset
 from csc.steps.evaluate import evaluate
 from csc.steps.ingest import ingest
@@ -112,7 +112,7 @@ def test_a_method_learns_two_tasks_from_its_artifact(learned: Callable[[str], tu
     remembers = settings.memory.sampler != "none"
     assert (second / "model" / MEMORY).is_file() == remembers
     if remembers:
-        memory = read_memory(second / "model" / MEMORY)
+        memory = Memory.read(second / "model" / MEMORY)
         limit = settings.memory.total or settings.memory.per_class * 10
         assert 0 < len(memory) <= limit
         assert (memory.stored > 0).all() == kind.stores_logits

@@ -35,7 +35,7 @@ from csc.data.ingest.writer import WriteOptions
 from csc.data.loading import image_batches
 from csc.data.map_batches import map_batches
 from csc.data.order import BatchRows
-from csc.data.scores import write_scores
+from csc.data.scores import Scores
 from csc.data.views import View
 from csc.errors import BadConfig, BadData, BadModel
 from csc.methods import build_head
@@ -568,8 +568,9 @@ def test_maps_that_do_not_fit_on_the_disk_are_one_line_and_leave_nothing(data: s
 
 
 def test_scores_that_do_not_fit_on_the_disk_are_one_line_and_leave_nothing(tmp_path: Path, views: dict[int, View]):
-    scores = np.zeros((ROWS, NEW), np.float32)
+    view, none = views[1], np.zeros((ROWS, NEW), np.float32)
+    scores = Scores(none, view.targets(), view.classes, view.table["image_id"])
     with pytest.raises(BadData, match=r"cannot write .*scores\.parquet: .*File too large") as error, small_disk(64):
-        write_scores(views[1], [scores], tmp_path / "scores.parquet")
+        scores.write(tmp_path / "scores.parquet")
     assert one_line(error)
     assert contents(tmp_path) == {}

@@ -11,7 +11,7 @@ from typing import IO
 import pytest
 from safetensors.torch import load_file
 
-from csc.data.views import View, read_view, write_view
+from csc.data.views import View
 from csc.distributed.group import join_group
 from csc.distributed.launch import run_in_processes
 from csc.storage.tensors import save_tensors
@@ -25,7 +25,7 @@ GRACE_SECONDS = 30  # of Kubernetes
 
 def learn(folder: str) -> None:
     """Train a second task, saying which update is under way, and keep the weights."""
-    view = read_view(str(Path(folder) / "view.parquet"))
+    view = View.read(str(Path(folder) / "view.parquet"))
     with join_group() as group:
         config = settings("method=lwf", "train.epochs=3", "train.batch_size=4", "input.augment=true")
         trainer = Bench({2: view}, Path(folder)).second(config, group=group)
@@ -74,7 +74,7 @@ def test_a_process_that_is_told_to_end_saves_in_time_and_the_next_resumes_exactl
 ):
     for name in ("whole", "stopped"):
         (tmp_path / name).mkdir()
-        write_view(views[2], tmp_path / name / "view.parquet")
+        views[2].write(tmp_path / name / "view.parquet")
     to_its_end(tmp_path / "whole", processes)
     assert capfd.readouterr().out.count("update\n") == UPDATES
     done = 0
