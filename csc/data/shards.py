@@ -9,21 +9,12 @@ from typing import Annotated, Any
 import msgspec
 import pyarrow as pa
 
-from csc.data import FORMATS
+from csc.data import FORMATS as FORMATS  # for decode.py, whose bytes are in the names of cached maps
 from csc.data.cache import NodeCache
 from csc.errors import BadData, Unavailable, explained
 from csc.storage import is_remote, join, list_below, local_path, read_json, sha256_file
 
-__all__ = [
-    "FORMATS",
-    "ImageShards",
-    "IndexEntry",
-    "ShardFiles",
-    "damaged_shards",
-    "has_sha256",
-    "read_index",
-    "shard_name",
-]
+__all__ = ["ImageShards", "IndexEntry", "ShardFiles", "damaged_shards", "has_sha256", "read_index", "shard_name"]
 
 INGEST_AGAIN = "run the same csc ingest again, it writes damaged shards again"
 
