@@ -19,6 +19,7 @@ import contextlib
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -270,11 +271,7 @@ class _Job:
     @contextlib.contextmanager
     def delete_job_on_stop(self) -> Iterator[None]:
         """Delete the job if the step is told to stop, as when a person ends the run; its checkpoint stays."""
-
-        def stop(number: int, frame: object) -> None:
-            raise SystemExit(128 + number)
-
-        with signal_handlers({signal.SIGTERM: stop}):
+        with signal_handlers({signal.SIGTERM: lambda number, _: sys.exit(128 + number)}):
             try:
                 yield
             except (KeyboardInterrupt, SystemExit):

@@ -94,9 +94,7 @@ def close_runs_on_failure(identity: Mapping[str, str]) -> Iterator[None]:
 
 def _clear_killed_runs(workdir: Path, name: str) -> None:
     """Clear away what other runs of the work folder have left that were killed and not started again."""
-    for lock in sorted((workdir / "runs").glob("*.lock")):
-        if lock.stem == name:
-            continue
+    for lock in sorted({*(workdir / "runs").glob("*.lock")} - {_lock(workdir, name)}):
         with contextlib.suppress(BlockingIOError), locked(lock, seconds=0):
             if identity := _content(lock):
                 _clear(workdir, lock.stem, identity)
