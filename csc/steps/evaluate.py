@@ -88,11 +88,8 @@ def score(model: str, test_view: str, scores_out: str, features: str) -> None:
     network, card = load_network(Path(model), map_channels=map_channels(features))
     view = View.read(test_view)
     with join_group() as group:
-        batches = confidences(network, view, card.resolved_config(), features, group)
-        if not group.is_main:
-            for _ in batches:  # its shard of the work, without the writing
-                pass
-            return
         columns = [card.classes.index(name) for name in view.classes]
+        batches = confidences(network, view, card.resolved_config(), features, group)  # every process gets all of them
         made = np.concatenate([batch.numpy()[:, columns] for _, batch in batches])
-        Scores(made, view.targets(), view.classes, view.table["image_id"]).write(scores_out)
+        if group.is_main:
+            Scores(made, view.targets(), view.classes, view.table["image_id"]).write(scores_out)
