@@ -4,16 +4,19 @@
     Origin           parameter `origin`            ingest                 the steps that read data
     TableRequest     parameter `order`             the study's pipeline   collect
     DatasetFacts     dataset.json                  ingest                 people, and the pages of a cluster
+    FeatureCard      features.json, with the maps  embed                  train, evaluate       csc.data.features
     Split            split.json                    split_labels           build_dataset, train
+    View             train.parquet, test.parquet   build_dataset          train, evaluate       csc.data.views
+    ModelCard        model.json, in the model      train                  whoever loads it      csc.model
     Training         training.json, in the model   train                  register
-    Scores           scores.parquet                evaluate               register, which keeps them for comparisons
+    Memory           memory.parquet, in the model  train                  the next task         csc.replay.memory
+    Scores           scores.parquet                evaluate               comparisons           csc.data.scores
     Metrics          metrics.json                  evaluate               register, log_old_classes
-    Evidence         evidence.parquet              evaluate               report
+    Evidence         evidence.parquet              evaluate               report                csc.data.evidence
     RegisteredTask   registered.json               register, prior        the next task, report, log_old_classes
 
-Tables have modules of their own (`csc.data.views`, `csc.data.scores`, `csc.data.evidence`), and so has the model folder
-(`csc.model`). What does not follow its contract is refused in one line that names the file and the key. Every file has
-the digest of its content, so that damage is noticed where it is read.
+Those with a module at the end of their line are described there, the others here. What does not follow its contract is
+refused in one line that names the file and the key. Files have digests, so that damage is noticed where it is read.
 """
 
 import json
@@ -30,7 +33,9 @@ from csc.scenario import Task
 from csc.storage import json_digest, read_json, write_json
 
 __all__ = [
+    "EVIDENCE",
     "HEADLINE",
+    "SCORES",
     "DatasetFacts",
     "Metrics",
     "Origin",
@@ -44,6 +49,7 @@ __all__ = [
 ]
 
 
+SCORES, EVIDENCE = "scores.parquet", "evidence.parquet"  # in the folder that `evaluate` makes
 HEADLINE = ("mAP", "CF1", "OF1", "FPR", "forgetting")  # of `Metrics`: what every short summary shows
 _Study = TypeVar("_Study")
 _DIGEST = "sha256"  # key of a file, next to those of its contract

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from csc.artifacts import Metrics, RunResults, TaskResult, Training
+from csc.artifacts import EVIDENCE, Metrics, RunResults, TaskResult, Training
 from csc.config import resolve
 from csc.data.dataset import Dataset
 from csc.data.evidence import Evidence
@@ -43,11 +43,11 @@ def reported(folder: Path, settings: Mapping[str, Any] | None = None) -> Reporte
         card = _save_model(task_folder / "model", cut, data, overrides)
         view_of_test(data, cut).write(task_folder / "test.parquet")
         names = [str(task_folder / name) for name in ("model", "test.parquet", "scores", "metrics.json")]
-        metrics = evaluate(*names, evidence_out=str(task_folder / "evidence"))
+        metrics = evaluate(*names, evidence_out=str(task_folder / EVIDENCE))
         best = {name: max(ap, best.get(name, ap)) for name, ap in metrics.AP.items()}
         complete = Metrics(**(metrics.to_plain() | {"best_AP": best}))
         tasks.append(TaskResult(cut.index, cut.new, cut.seen, complete, train_images=4, seconds=1.5))
-        evidence.append(Evidence.read(task_folder / "evidence"))
+        evidence.append(Evidence.read(task_folder / EVIDENCE))
     run = RunResults(SCENARIO, card.method, 0, "scratch", data.fingerprint, "1.0", tuple(tasks))
     return Reported(run, tuple(evidence), Scores.read(folder / f"task-{len(cuts)}" / "scores"), folder)
 

@@ -28,12 +28,13 @@ def evaluate(
     """
     from pathlib import Path
 
+    from csc.artifacts import EVIDENCE, HEADLINE, SCORES
     from csc.steps.evaluate import evaluate, roc_curve
 
     prior_path = prior.path if prior else ""
-    files = [f"{scores.path}/{name}.parquet" for name in ("scores", "evidence")]
+    files = [f"{scores.path}/{name}" for name in (SCORES, EVIDENCE)]
     numbers = evaluate(model.path, test_view.path, files[0], metrics.path, prior_path, features, files[1])
-    for name in ("mAP", "CF1", "OF1", "FPR", "forgetting"):
+    for name in HEADLINE:
         metrics.log_metric(name, round(numbers[name], 2))
     roc.log_roc_curve(*roc_curve(files[0]))
     Path(roc.path).touch()  # a cache takes an output without a file for a lost one

@@ -27,6 +27,5 @@ def register(
     from csc.steps.register import register
 
     prior_path = prior.path if prior else ""
-    files = [f"{scores.path}/{name}.parquet" for name in ("evidence", "scores")]
-    metadata = register(model.path, metrics.path, test_view.path, registered.path, prior_path, *files)
+    metadata = register(model.path, metrics.path, test_view.path, registered.path, prior_path, scores.path)
     registered.metadata.update(metadata)

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import msgspec
 
-from csc.artifacts import Metrics, RegisteredTask, RunResults, TaskResult, Training
+from csc.artifacts import EVIDENCE, SCORES, Metrics, RegisteredTask, RunResults, TaskResult, Training
 from csc.config.groups import RegisterSettings
 from csc.data.views import View
 from csc.model import TRAINING_LOG, ModelCard, fingerprint, read_card
 from csc.retry import with_retries
 from csc.serving.packaging import package_model
-from csc.tracking.files import EVIDENCE, SCORES, keep_file
+from csc.tracking.files import keep_file
 from csc.tracking.names import changed_settings, model_name
 from csc.tracking.notes import task_note
 from csc.tracking.registry import describe_version, keep_registered_task, log_model, register_version
@@ -25,12 +25,12 @@ TRACKED = tuple(f.name for f in msgspec.structs.fields(Metrics) if f.type is flo
 
 @with_retries
 def register(
-    model: str, metrics: str, test_view: str, out: str, prior: str = "", evidence: str = "", scores: str = ""
+    model: str, metrics: str, test_view: str, out: str, prior: str = "", scores: str = ""
 ) -> dict[str, str | int | float]:
     """Register a model with its metrics, write `registered.json`, and return where the version is.
 
-    The test view is noted as the data that the metrics are of, and the results of `prior` are carried on. `evidence` is
-    kept for the report, `scores` so that runs can be compared image by image, if given.
+    The test view is noted as the data that the metrics are of, and the results of `prior` are carried on. `scores` is
+    the folder with scores, to compare runs image by image, and evidence, for the report: both are kept, if it is given.
     """
     folder = Path(model)
     card, numbers, training = read_card(folder), Metrics.read(metrics), Training.read(folder / TRAINING_LOG)
@@ -54,9 +54,8 @@ def register(
     tracker.log_scenario(tracked, view.shards_uri)
     task = RegisteredTask(registered, results)
     keep_registered_task(tracker, task)
-    for file, kept_as in ((evidence, EVIDENCE), (scores, SCORES)):
-        if file:
-            keep_file(tracker, file, kept_as)
+    for name in (EVIDENCE, SCORES) if scores else ():
+        keep_file(tracker, f"{scores}/{name}")
     note = task_note(results, registered.uri, prior_task.model.uri if prior_task is not None else "", kept_back)
     describe_version(tracker, registered, note)
     tracker.finish(note)

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from csc.artifacts import SCORES
 from csc.data.scores import Scores
 from csc.report.columns import TITLES, format_number
 from csc.study.cells import Result
 from csc.study.intervals import Interval, ResampledValues, difference, resampled_map
 from csc.study.outcome import Entry, Outcome
-from csc.tracking.files import SCORES, fetch_files
+from csc.tracking.files import fetch_files
 
 __all__ = ["Claim", "Resampled", "claims", "explanation", "interval_cells", "paired", "resampled", "signed", "tally"]
 

@@ -1,12 +1,12 @@
 """Files that are kept with runs: those of tasks, which their scenario's run fetches again, and figures."""
 
-import shutil
 import tempfile
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from csc.artifacts import EVIDENCE
 from csc.data.evidence import Evidence
 from csc.tracking.calls import connected, translate_errors
 from csc.tracking.queries import tag_filter, task_of
@@ -16,18 +16,15 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
     from PIL import Image
 
-__all__ = ["EVIDENCE", "SCORES", "download", "fetch_evidence", "fetch_files", "keep_figures", "keep_file"]
+__all__ = ["download", "fetch_evidence", "fetch_files", "keep_figures", "keep_file"]
 
-SCORES, EVIDENCE = "scores.parquet", "evidence.parquet"
 PREVIEW = 800  # pixels of the longer side of the copy that a grid of images shows
 
 
-def keep_file(tracker: Tracker, path: str, name: str) -> None:
-    """Keep a file with the task's run under a name; keeping it again changes nothing."""
-    with translate_errors(), tempfile.TemporaryDirectory(prefix="csc-file-") as folder:
-        named = Path(folder) / name
-        shutil.copyfile(path, named)
-        tracker.client.log_artifact(tracker.task_run.info.run_id, str(named))
+def keep_file(tracker: Tracker, path: str) -> None:
+    """Keep a file with the task's run under its name; keeping it again changes nothing."""
+    with translate_errors():
+        tracker.client.log_artifact(tracker.task_run.info.run_id, path)
 
 
 def fetch_files(scenario_run_id: str, name: str, folder: Path, task: int | None = None) -> dict[int, Path]:

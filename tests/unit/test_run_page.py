@@ -240,11 +240,12 @@ def test_evidence_is_kept_with_the_run_and_fetched_again(
     made: "Reported", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", fresh_database(tmp_path))
+    from csc.artifacts import EVIDENCE
     from csc.model import read_card
-    from csc.tracking.files import EVIDENCE, fetch_evidence, keep_file
+    from csc.tracking.files import fetch_evidence, keep_file
     from csc.tracking.runs import Tracker
 
     for task in (2, 1):
         tracker = Tracker(read_card(made.folder / f"task-{task}" / "model"))
-        keep_file(tracker, str(made.folder / f"task-{task}" / "evidence"), EVIDENCE)
+        keep_file(tracker, str(made.folder / f"task-{task}" / EVIDENCE))
     assert fetch_evidence(tracker.scenario_run_id) == made.evidence[:2]
