@@ -112,7 +112,7 @@ def learn(config_json: str, split: str, train_view: str, out: str, prior: str, c
             lineage=f"{start.card.initialisation.get('sha256')} {start.card.prior_fingerprint}",
             frozen_parameters=start.frozen_parameters,
             moments=start.moments,
-            features=features,
+            maps_uri=features,
             memory=exemplars if exemplars is not None and len(exemplars) else None,
             state=load_tensors(prior_folder / METHOD_STATE) if prior_folder else {},
             group=group,

@@ -14,25 +14,25 @@ __all__ = ["load_batches", "plain_batches"]
 
 
 def plain_batches(
-    view: View, batches: Sequence[Sequence[int]], config: Config, features: str, device: torch.device
+    view: View, batches: Sequence[Sequence[int]], config: Config, maps_uri: str, device: torch.device
 ) -> Batches:
     """Batches of the given rows, without augmentation."""
-    return load_batches(view, [(0, [BatchRows(rows) for rows in batches])], config, features, device)
+    return load_batches(view, [(0, [BatchRows(rows) for rows in batches])], config, maps_uri, device)
 
 
 def load_batches(
     view: View,
     plan: Plan,
     config: Config,
-    features: str,
+    maps_uri: str,
     device: torch.device,
     *,
     seed: int = 0,
     augment: bool = False,
 ) -> Batches:
-    """The batches of a plan, one after the other: of images, or of the cached maps at the uri `features`."""
-    if features:
-        return map_batches(view, features, plan, seed, variants=config.features.views if augment else 0)
+    """The batches of a plan, one after the other: of images, or of the cached maps at `maps_uri`."""
+    if maps_uri:
+        return map_batches(view, maps_uri, plan, seed, variants=config.features.views if augment else 0)
     return image_batches(
         view,
         plan,

@@ -66,7 +66,7 @@ def _old_thresholds(
     """The thresholds of old classes with which the network predicts what the prior model predicts with its own."""
     examples, prior = objective.examples, objective.prior
     if prior is None:
-        network, _ = load_network(prior_folder, map_channels=map_channels(examples.features))
+        network, _ = load_network(prior_folder, map_channels=map_channels(examples.maps_uri))
         prior = for_inference(network, objective.config, objective.device)
     before = read_card(prior_folder).thresholds
     kept = [before[name] for name in objective.classes[: confidences.shape[1]]]

@@ -28,7 +28,7 @@ class Examples:
     task: int
     memory: Memory | None  # exemplars of earlier tasks, as this task may see them
     replay_batches: int  # of exemplars that are drawn with each batch of the task, if they are not mixed into it
-    features: str  # uri of cached feature maps that replace the images; none if empty
+    maps_uri: str  # uri of cached feature maps that replace the images; none if empty
     group: Group
 
     def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ class Examples:
         if skip:
             plan[0] = (plan[0][0], plan[0][1][skip:])
         device, augment = self.group.device, self.config.input.augment
-        return load_batches(self.view, plan, self.config, self.features, device, seed=self.seed, augment=augment)
+        return load_batches(self.view, plan, self.config, self.maps_uri, device, seed=self.seed, augment=augment)
 
     def _shard(self, batch: BatchRows) -> BatchRows:
         shard = self.group.shard
@@ -71,5 +71,5 @@ class Examples:
 
     def apply(self, function: Callable[[Tensor], Tensor], rows: Sequence[int]) -> Tensor:
         """What a function of images returns for some rows, without augmentation; all of it in every process."""
-        batches = apply_to_rows(function, self.view, rows, self.config, self.features, self.group)
+        batches = apply_to_rows(function, self.view, rows, self.config, self.maps_uri, self.group)
         return torch.cat([values for _, values in batches])

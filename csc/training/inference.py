@@ -16,7 +16,7 @@ __all__ = ["apply_to_rows", "confidences"]
 
 
 def confidences(
-    network: Network, view: View, config: Config, features: str = "", group: Group | None = None
+    network: Network, view: View, config: Config, maps_uri: str = "", group: Group | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Sigmoid confidences of a network on a view, batch by batch: (rows, float32 confidences), in full precision.
 
@@ -24,12 +24,12 @@ def confidences(
     """
     group = group or single_process()
     scorer = for_inference(network, config, group.device)
-    for rows, logits in apply_to_rows(scorer, view, range(len(view)), config, features, group):
+    for rows, logits in apply_to_rows(scorer, view, range(len(view)), config, maps_uri, group):
         yield rows, logits.sigmoid()
 
 
 def apply_to_rows(
-    function: Callable[[Tensor], Tensor], view: View, rows: Sequence[int], config: Config, features: str, group: Group
+    function: Callable[[Tensor], Tensor], view: View, rows: Sequence[int], config: Config, maps_uri: str, group: Group
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """What a function of images returns for some rows of a view, batch by batch: (rows, float32 values).
 
@@ -37,7 +37,7 @@ def apply_to_rows(
     """
     size = 2 * config.train.batch_size * group.world
     shares = [rows[start : start + size] for start in range(0, len(rows), size)]
-    batches = plain_batches(view, [group.shard(share) for share in shares], config, features, group.device)
+    batches = plain_batches(view, [group.shard(share) for share in shares], config, maps_uri, group.device)
     for share, batch in zip(shares, batches, strict=True):
         with torch.inference_mode():
             values = function(batch.to(group.device).images).float()

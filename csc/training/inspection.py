@@ -43,16 +43,16 @@ HEAT_SIDE = 16  # cells of a heat map to a side, at most
 Choices = list[tuple[str, int, int]]  # kind, class, row of the view
 
 
-def gather_evidence(model: Path, view: View, scores: Scores, features: str, seconds: float) -> Evidence:
+def gather_evidence(model: Path, view: View, scores: Scores, maps_uri: str, seconds: float) -> Evidence:
     """The evidence of a model that has scored its test images, which took so many seconds.
 
-    `features` is the uri of cached feature maps that the network gets instead of images, or empty.
+    `maps_uri` is the uri of cached feature maps that the network gets instead of images, or empty.
     """
-    network, card = load_network(model, map_channels=map_channels(features))
+    network, card = load_network(model, map_channels=map_channels(maps_uri))
     columns = [card.classes.index(name) for name in view.classes]  # all, unless a model was extended
     card = replace(card, classes=view.classes, new=tuple(name for name in card.new if name in view.classes))
     chosen = _choice(view, scores, card)
-    heats = _heat_maps(network, view, card, [(row, columns[column]) for _, column, row in chosen], features)
+    heats = _heat_maps(network, view, card, [(row, columns[column]) for _, column, row in chosen], maps_uri)
     shown, pictures = _shown(chosen, scores, card), _Pictures(view)
     images = [
         EvidenceImage(
@@ -70,7 +70,7 @@ def gather_evidence(model: Path, view: View, scores: Scores, features: str, seco
     exemplars, remembered = _memory(model, view)
     name, matrix = _correlation(network)
     shown_matrix = [[matrix[one][other] for other in columns] for one in columns] if matrix else []
-    facts = _facts(model, card, view, scores, (name, shown_matrix), seconds, exemplars)
+    facts = _task_facts(model, card, view, scores, (name, shown_matrix), seconds, exemplars)
     return Evidence(facts, (*images, *remembered))
 
 
@@ -118,7 +118,7 @@ def _shown(chosen: Choices, scores: Scores, card: ModelCard) -> set[tuple[str, i
 
 
 def _heat_maps(
-    network: Network, view: View, card: ModelCard, pairs: Sequence[tuple[int, int]], features: str
+    network: Network, view: View, card: ModelCard, pairs: Sequence[tuple[int, int]], maps_uri: str
 ) -> dict[tuple[int, int], NDArray[np.uint8]]:
     """Where the network looks, by (row, class)."""
     config, device = card.resolved_config(), single_process().device
@@ -130,7 +130,7 @@ def _heat_maps(
     size = config.train.batch_size
     batches = [rows[start : start + size] for start in range(0, len(rows), size)]
     found = {}
-    for some, batch in zip(batches, plain_batches(view, batches, config, features, device), strict=True):
+    for some, batch in zip(batches, plain_batches(view, batches, config, maps_uri, device), strict=True):
         with torch.inference_mode():
             maps = class_activation_maps(frozen, batch.to(device).images)
             if max(maps.shape[2:]) > HEAT_SIDE:
@@ -179,7 +179,7 @@ def _memory(model: Path, view: View) -> tuple[int, list[EvidenceImage]]:
     return len(memory), images
 
 
-def _facts(
+def _task_facts(
     model: Path,
     card: ModelCard,
     view: View,

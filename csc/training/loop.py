@@ -48,7 +48,7 @@ class Trainer:
     lineage: str = ""  # of the network and the prior; a checkpoint of another lineage is not resumed
     frozen_parameters: tuple[str, ...] = ()  # that must not learn (grown layers under the release's quirk)
     moments: Path | None = None  # of the task before to start with (under the release's quirk)
-    features: str = ""  # uri of cached feature maps that replace the images
+    maps_uri: str = ""  # uri of cached feature maps that replace the images
     memory: Memory | None = None  # exemplars of earlier tasks, as this task may see them
     state: Mapping[str, Tensor] = field(default_factory=dict)  # what the method kept of earlier tasks
     group: Group = field(default_factory=single_process)  # the processes that train together
@@ -62,7 +62,7 @@ class Trainer:
         self.is_base = self.task == 1 or not self.method.continues  # the network has learned nothing so far
         self.backbone_is_frozen = not config.backbone.learns(is_base=self.is_base)
         replays = self.method.replay_batches
-        self.examples = Examples(config, self.view, self.task, self.memory, replays, self.features, self.group)
+        self.examples = Examples(config, self.view, self.task, self.memory, replays, self.maps_uri, self.group)
         self.closed_form_head = self.network.head if self.method.solves else None
         if self.closed_form_head is not None and not self.backbone_is_frozen:
             # The backbone is trained under a linear head; `_solve` puts the closed-form head in its place.

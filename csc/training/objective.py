@@ -64,7 +64,7 @@ class Objective:
     def begin(self) -> None:
         """Prepare for the first update, also when training resumes."""
         # The prior model always says the same of cached maps without augmentation, so it is asked once.
-        fixed = self.examples.features and not self.config.input.augment
+        fixed = self.examples.maps_uri and not self.config.input.augment
         if self.prior is not None and fixed and not self.needs_intermediates:
             self._prior_logits = self.logits_of_prior()
         if self._exemplar_labels is not None and self.config.memory.relabel != "none":
@@ -124,7 +124,7 @@ class Objective:
         examples = self.examples
         rows = np.random.default_rng([examples.seed, 3]).permutation(examples.task_rows)[:most].tolist()
         parts = [rows[start : start + size] for start in range(0, len(rows), size)]
-        for batch in plain_batches(examples.view, parts, self.config, examples.features, self.device):
+        for batch in plain_batches(examples.view, parts, self.config, examples.maps_uri, self.device):
             yield batch.to(self.device)
 
     def terms(self, batch: Batch, rows: BatchRows, others: Sequence[BatchRows] = ()) -> dict[str, Tensor]:

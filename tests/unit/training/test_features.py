@@ -438,7 +438,7 @@ def test_training_on_maps_is_training_with_a_frozen_backbone(data: str, bench: B
         stored = StoredBackbone({}, card.shape[0])
         network = Network(backbone if images else stored, head, card.mean, card.std)
         checkpoint = bench.folder / f"{images}.safetensors"
-        log = bench.trainer(config, network, checkpoint_file=checkpoint, features="" if images else features).run()
+        log = bench.trainer(config, network, checkpoint_file=checkpoint, maps_uri="" if images else features).run()
         return [epoch["loss"] for epoch in without_speed(log)]
 
     np.testing.assert_allclose(losses(images=False), losses(images=True), rtol=2e-3)
