@@ -44,7 +44,6 @@ __all__ = [
     "features_uri",
     "has_weights",
     "map_channels",
-    "read_feature_card",
     "refuse_leaky",
     "variant_uri",
     "write_maps",
@@ -92,6 +91,17 @@ class FeatureCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, renam
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
+    @classmethod
+    def read(cls, uri: str) -> "FeatureCard":
+        """Read the card of finished maps."""
+        card = join(uri, CARD)
+        if not exists(card):
+            raise BadData(f"{card}: no such file; the embed step makes it (features.views=1)")
+        try:
+            return msgspec.convert(read_json(card), cls)
+        except ValueError as error:
+            raise BadData(f"{card}: not a card of feature maps ({explained(error)}); {REMEDY}") from None
+
 
 def features_key(config: Config, fingerprint: str) -> str:
     """Name the maps by all that decides them: images, weights, size, decoding, and the code of these."""
@@ -116,20 +126,9 @@ def features_uri(dataset: Dataset, key: str) -> str:
     return join(dataset.uri, "features", key)
 
 
-def read_feature_card(uri: str) -> FeatureCard:
-    """Read the card of finished maps."""
-    card = join(uri, CARD)
-    if not exists(card):
-        raise BadData(f"{card}: no such file; the embed step makes it (features.views=1)")
-    try:
-        return msgspec.convert(read_json(card), FeatureCard)
-    except ValueError as error:
-        raise BadData(f"{card}: not a card of feature maps ({explained(error)}); {REMEDY}") from None
-
-
 def map_channels(uri: str) -> int:
     """The channels of cached maps; 0 without any (an empty uri)."""
-    return read_feature_card(uri).shape[0] if uri else 0
+    return FeatureCard.read(uri).shape[0] if uri else 0
 
 
 def refuse_leaky(card: FeatureCard, config: Config) -> None:
@@ -150,7 +149,7 @@ def has_weights(uri: str, card: FeatureCard) -> bool:
 
 def backbone_weights(uri: str) -> Path:
     """The file of the weights that the maps were made with, on this machine."""
-    file, card = join(uri, WEIGHTS), read_feature_card(uri)
+    file, card = join(uri, WEIGHTS), FeatureCard.read(uri)
     if is_remote(file):
         cache, sha256 = NodeCache.of_this_node(), card.backbone.sha256
         copy = cache.fetch(file, sha256, card.backbone.bytes, REMEDY)

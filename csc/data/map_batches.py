@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from csc.data.feature_maps import FeatureShards, read_feature_card
+from csc.data.feature_maps import FeatureCard, FeatureShards
 from csc.data.loading import Batch, Batches, BatchKey, loaded
 from csc.data.order import Plan
 from csc.data.views import View
@@ -33,7 +33,7 @@ def map_batches(view: View, maps_uri: str, plan: Plan, seed: int, *, variants: i
 
 class _Reader:
     def __init__(self, view: View, maps_uri: str, seed: int, variants: int) -> None:
-        card = read_feature_card(maps_uri)
+        card = FeatureCard.read(maps_uri)
         self.channels, self.height, self.width = card.shape
         self.variants = min(variants, card.variants)
         self.shards = [FeatureShards(maps_uri, number, card.shape) for number in range(self.variants + 1)]

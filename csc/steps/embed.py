@@ -27,7 +27,6 @@ from csc.data.feature_maps import (
     features_key,
     features_uri,
     has_weights,
-    read_feature_card,
     refuse_leaky,
     variant_uri,
     write_maps,
@@ -73,7 +72,7 @@ def embed(origin: str, scenario: str, config_json: str) -> str:
     uri = features_uri(dataset, features_key(config, dataset.fingerprint))
     variants = config.features.views if config.input.augment else 0
     if _are_there(uri, variants, dataset):
-        refuse_leaky(read_feature_card(uri), config)
+        refuse_leaky(FeatureCard.read(uri), config)
         print(f"data: feature maps are there · {uri}")
     else:
         _Embedding(config, dataset, uri).run(variants)
@@ -84,7 +83,7 @@ def _are_there(uri: str, variants: int, dataset: Dataset) -> bool:
     """Whether maps are complete: a card promises so many variants, each has all images, and no file is damaged."""
     if not exists(join(uri, CARD)):
         return False
-    card = read_feature_card(uri)
+    card = FeatureCard.read(uri)
     if card.variants < variants or not has_weights(uri, card):
         return False
     training, test = (dataset.splits[split]["images"] for split in SPLITS)

@@ -9,7 +9,7 @@ import torch
 
 from csc.config.layers import method_class
 from csc.config.schema import Config
-from csc.data.feature_maps import FeatureCard, backbone_weights, map_channels, read_feature_card, refuse_leaky
+from csc.data.feature_maps import FeatureCard, backbone_weights, map_channels, refuse_leaky
 from csc.data.order import task_seed
 from csc.data.views import View
 from csc.errors import BadModel
@@ -81,7 +81,7 @@ def _initialised(config: Config, card: ModelCard) -> Start:
 
 def start_on_maps(config: Config, card: ModelCard, maps_uri: str) -> Start:
     """A fresh head on cached maps; the backbone that made them comes along as weights."""
-    maps_card = read_feature_card(maps_uri)
+    maps_card = FeatureCard.read(maps_uri)
     refuse_leaky(maps_card, config)
     backbone = StoredBackbone(load_tensors(backbone_weights(maps_uri)), maps_card.shape[0])
     network = Network(backbone, build_head(config, backbone.channels, card.task_sizes), maps_card.mean, maps_card.std)

@@ -22,11 +22,11 @@ from csc.data.dataset import Dataset
 from csc.data.feature_maps import (
     CARD,
     WEIGHTS,
+    FeatureCard,
     FeatureShards,
     Maps,
     backbone_weights,
     features_key,
-    read_feature_card,
     variant_uri,
     write_maps,
 )
@@ -93,7 +93,7 @@ def refusal(action: Callable[[], object]) -> str:
 
 def test_maps_are_what_the_backbone_sees(data: str, views: dict[int, View]):
     features = embedded(data)
-    card = read_feature_card(features)
+    card = FeatureCard.read(features)
     config = settings(*FROZEN)
     torch.manual_seed(config.seed * 1_000 + 1)
     network = Network(build_backbone(config.backbone), torch.nn.Identity(), card.mean, card.std).eval()
@@ -134,7 +134,7 @@ def test_the_network_that_embeds_is_folded_and_the_weights_next_to_the_maps_are_
     assert set(kept) == set(backbone.state_dict())
     assert all(torch.equal(value, given[name.removeprefix("net.")]) for name, value in kept.items())
     backbone.load_state_dict(kept)
-    card = read_feature_card(features)
+    card = FeatureCard.read(features)
     network = Network(backbone, nn.Identity(), card.mean, card.std).eval()
     images = next(plain(views[1], [range(ROWS)], size=32, workers=0)).images
     with torch.inference_mode():
@@ -156,7 +156,7 @@ def test_nothing_next_to_the_maps_reveals_a_label(data: str):
 
 def test_augmented_views_are_maps_of_augmented_images(data: str, views: dict[int, View]):
     features = embedded(data, "input.augment=true", "features.views=2")
-    card = read_feature_card(features)
+    card = FeatureCard.read(features)
     assert card.variants == 2
     config = settings()
     torch.manual_seed(config.seed * 1_000 + 1)
@@ -185,7 +185,7 @@ def test_one_loader_makes_a_view_and_the_position_of_an_image_decides_its_augmen
         monkeypatch.setattr(f"{module}.BATCH_ROWS", 16)  # borders of batches and of shards are not the same
     features = embedded(copied(sharded, tmp_path / "set"), "input.augment=true")
     assert len(loaders) == 2
-    config, card, table = settings(), read_feature_card(features), sharded.labels().drop_columns("labels")
+    config, card, table = settings(), FeatureCard.read(features), sharded.labels().drop_columns("labels")
     torch.manual_seed(config.seed * 1_000 + 1)
     network = Network(build_backbone(config.backbone), torch.nn.Identity(), card.mean, card.std).eval()
     for shard in range(3):
@@ -206,7 +206,7 @@ def test_training_draws_from_the_augmented_views_and_changes_them_by_epoch(data:
     again = next(map_batches(views[1], features, plan, 7, variants=3)).images
     assert torch.equal(first, again)
     only = next(map_batches(views[1], features, plan, 7, variants=1)).images
-    card, columns = read_feature_card(features), [views[1].table[name].to_pylist() for name in ("shard", "row")]
+    card, columns = FeatureCard.read(features), [views[1].table[name].to_pylist() for name in ("shard", "row")]
     of_first_view = [FeatureShards(features, 1, card.shape).map(*position) for position in zip(*columns, strict=True)]
     assert np.array_equal(only.permute(0, 2, 3, 1).numpy(), np.stack(of_first_view[:ROWS]))  # there are three
     assert not torch.equal(first, second)
@@ -226,7 +226,7 @@ def test_more_views_keep_those_that_are_there(data: str):
     before = plain.stat()
     assert embedded(data, "input.augment=true", "features.views=2") == features
     assert plain.stat().st_mtime_ns == before.st_mtime_ns
-    assert read_feature_card(features).variants == 2
+    assert FeatureCard.read(features).variants == 2
 
 
 def test_an_embedding_that_was_cut_off_goes_on(data: str, monkeypatch: pytest.MonkeyPatch):
@@ -334,7 +334,7 @@ def test_of_two_embeddings_at_once_the_slower_spoils_nothing(
     features = Path(embedded(data))
     assert len(begun) == 2
     assert contents(features) == whole
-    assert read_feature_card(str(features)).variants == 2
+    assert FeatureCard.read(str(features)).variants == 2
     for view, shards in enumerate((4, 3, 3)):
         index = json.loads((features / f"view-{view:02d}" / "index.json").read_text())
         files = sorted((features / f"view-{view:02d}").glob("*.arrow"))
@@ -389,9 +389,9 @@ def test_weights_that_were_damaged_on_this_node_are_fetched_again(
     data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     uri = embedded(data)
-    card, weights = read_feature_card(uri), Path(uri, WEIGHTS)
+    card, weights = FeatureCard.read(uri), Path(uri, WEIGHTS)
     monkeypatch.setenv("CSC_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("csc.data.feature_maps.read_feature_card", lambda _: card)
+    monkeypatch.setattr(FeatureCard, "read", lambda _: card)
     monkeypatch.setattr("csc.data.cache.download", lambda _, path: shutil.copyfile(weights, path))
     copy = backbone_weights("s3://bucket/maps")
     flip(copy)
@@ -428,7 +428,7 @@ def test_training_on_maps_is_training_with_a_frozen_backbone(data: str, bench: B
     """Equal up to the half precision of the maps."""
     config = settings(*FROZEN)
     features = embedded(data)
-    card = read_feature_card(features)
+    card = FeatureCard.read(features)
 
     def losses(images: bool) -> list[float]:
         torch.manual_seed(config.seed * 1_000 + 1)
@@ -481,7 +481,7 @@ def test_maps_that_are_not_there_are_named(tmp_path: Path, views: dict[int, View
     assert one_line(error)
     (tmp_path / CARD).write_text(json.dumps({"key": "x"}))
     with pytest.raises(BadData, match="embed again"):
-        read_feature_card(str(tmp_path))
+        FeatureCard.read(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -502,7 +502,7 @@ def test_maps_that_are_not_there_are_named(tmp_path: Path, views: dict[int, View
 def test_a_card_with_values_of_another_kind_is_refused(data: str, wrong: dict[str, Any]):
     card = Path(embedded(data), CARD)
     card.write_text(json.dumps(json.loads(card.read_text()) | wrong))
-    for read in (lambda: read_feature_card(str(card.parent)), lambda: embedded(data)):
+    for read in (lambda: FeatureCard.read(str(card.parent)), lambda: embedded(data)):
         assert refusal(read).startswith(f"{card}: ")
 
 
@@ -564,7 +564,7 @@ def test_maps_that_do_not_fit_on_the_disk_are_one_line_and_leave_nothing(data: s
         embedded(data)
     assert one_line(error)
     assert contents(Path(data, "features")) == {}
-    assert read_feature_card(embedded(data)).variants == 0
+    assert FeatureCard.read(embedded(data)).variants == 0
 
 
 def test_scores_that_do_not_fit_on_the_disk_are_one_line_and_leave_nothing(tmp_path: Path, views: dict[int, View]):
