@@ -1,6 +1,7 @@
 """Make a data set in which no training image comes twice: each keeps the labels of one of its tasks alone.
 
-    python docs/one_task_each.py data/voc voc-b4c2 once && csc ingest csv --source once --name voconce --out data/voconce
+    python docs/one_task_each.py data/voc voc-b4c2 once4
+    csc ingest csv --source once4 --name voconce4 --out data/voconce4
 
 The scenarios label an image in every task that has one of its classes. Here it is in one of these tasks, chosen by its
 name, so classes of other tasks are visible in it and labelled nowhere, as they are when `csc extend` brings new images.

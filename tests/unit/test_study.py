@@ -48,6 +48,8 @@ SOURCES = {
     "coco": DataSource("s3://b/coco", 80, "c" * 64),
     "voc": DataSource("/data/voc", 20, "v" * 64),
     "voc8": DataSource("/data/voc8", 8, "e" * 64),  # its first classes
+    "voconce0": DataSource("/data/voconce0", 20, "f" * 64),  # each image in one task
+    "voconce4": DataSource("/data/voconce4", 20, "0" * 64),
     "digits": DataSource("/data/digits", 10, "d" * 64),
 }
 MINE = {"title": "Mine", "scenarios": ["voc-b0c4"], "methods": ["csc", "lwf"]}
@@ -71,7 +73,7 @@ def written(tmp_path):
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_shipped_study_can_be_run_as_it_is(name):
     study = read_study(name)
-    known = {*PAPER_SCENARIOS, "digits-b0c2", "digits-b0c5", "voc8-b0c4"}
+    known = {*PAPER_SCENARIOS, "digits-b0c2", "digits-b0c5", "voc8-b0c4", "voconce0-b0c4", "voconce4-b4c2"}
     assert {Scenario.parse(scenario).name for scenario in study.scenarios} <= known
     made = cells(study, SOURCES)
     assert len(made) == len(study.scenarios) * len(study.rows) * len(study.seeds)
