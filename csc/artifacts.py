@@ -4,7 +4,7 @@
     Origin           parameter `origin`            ingest                 the steps that read data
     TableRequest     parameter `order`             the study's pipeline   collect
     DatasetFacts     dataset.json                  ingest                 people, and the pages of a cluster
-    FeatureCard      features.json, with the maps  embed                  train, evaluate       csc.data.features
+    FeatureCard      features.json, with the maps  embed                  train, evaluate       csc.data.feature_maps
     Split            split.json                    split_labels           build_dataset, train
     View             train.parquet, test.parquet   build_dataset          train, evaluate       csc.data.views
     ModelCard        model.json, in the model      train                  whoever loads it      csc.model

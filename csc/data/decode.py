@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 from torch.nn.functional import interpolate
 
+from csc.data import FORMATS
 from csc.data.augment import Pixels
-from csc.data.shards import FORMATS
 
 __all__ = ["decode"]
 

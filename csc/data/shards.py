@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import msgspec
 import pyarrow as pa
 
-from csc.data import FORMATS as FORMATS  # for decode.py, whose bytes are in the names of cached maps
 from csc.data.cache import NodeCache
 from csc.errors import BadData, Unavailable, explained
 from csc.storage import is_remote, join, list_below, local_path, read_json, sha256_file

@@ -54,8 +54,8 @@ def register(
     tracker.log_scenario(tracked, view.shards_uri)
     task = RegisteredTask(registered, results)
     keep_registered_task(tracker, task)
-    for name in (EVIDENCE, SCORES) if scores else ():
-        keep_file(tracker, f"{scores}/{name}")
+    for file in (EVIDENCE, SCORES) if scores else ():
+        keep_file(tracker, f"{scores}/{file}")
     note = task_note(results, registered.uri, prior_task.model.uri if prior_task is not None else "", kept_back)
     describe_version(tracker, registered, note)
     tracker.finish(note)

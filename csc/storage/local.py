@@ -93,13 +93,15 @@ def ensure_parents(target: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def locked(path: Path, *, seconds: float = math.inf) -> Iterator[None]:
+def locked(path: Path, *, seconds: float = math.inf) -> Iterator[int]:
     """Hold the lock of a file or folder, which excludes all other processes and threads and ends with its process.
+
+    Yields its descriptor, through which its holder reads and writes: by then its name may be that of another file.
 
     A file is made if there is none. A lock that others hold for longer than some seconds is a BlockingIOError, one
     that its holder has removed a FileNotFoundError.
     """
-    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_WRONLY | os.O_CREAT, 0o666)
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o666)
     until = time.monotonic() + seconds
     try:
         while True:
@@ -113,7 +115,7 @@ def locked(path: Path, *, seconds: float = math.inf) -> Iterator[None]:
         try:
             if os.fstat(descriptor).st_nlink == 0:
                 raise FileNotFoundError(f"{path} was removed")
-            yield
+            yield descriptor
         finally:
             fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough: a forked child may hold the same open file
     finally:

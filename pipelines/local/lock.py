@@ -41,22 +41,25 @@ def exclusive_run(workdir: Path, name: str, identity: Mapping[str, str]) -> Iter
             f"TMPDIR={root}: too long for the sockets of a run; name one of at most {LONGEST_TEMPORARY} bytes"
         )
     with contextlib.ExitStack() as stack:
+        path = _lock(workdir, name)
         try:
-            stack.enter_context(locked(lock := _lock(workdir, name), seconds=_CLEARING_SECONDS))
+            lock = stack.enter_context(locked(path, seconds=_CLEARING_SECONDS))
         except BlockingIOError:
             raise BadData(
                 f"{workdir}: the same run is going on there; wait for it or choose another --workdir"
             ) from None
+        except OSError as error:
+            raise BadData(f"{path}: cannot be locked ({error.strerror or error}); choose another --workdir") from None
         _clear(workdir, name, _content(lock))
         _clear_killed_runs(workdir, name)
         temporary = tempfile.mkdtemp(prefix="csc-run-")
-        lock.write_text(json.dumps({**identity, "temporary": temporary}), encoding="utf-8")
+        _write(lock, json.dumps({**identity, "temporary": temporary}))
         try:
             with _temporary_files_in(temporary):
                 yield Path(temporary)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-            lock.write_text("")
+            _write(lock, "")
 
 
 @contextlib.contextmanager
@@ -78,7 +81,7 @@ def is_running(workdir: Path, name: str) -> bool:
     try:
         with locked(_lock(workdir, name), seconds=0):
             return False
-    except BlockingIOError:
+    except OSError:
         return True
 
 
@@ -94,12 +97,16 @@ def close_runs_on_failure(identity: Mapping[str, str]) -> Iterator[None]:
 
 def _clear_killed_runs(workdir: Path, name: str) -> None:
     """Clear away what other runs of the work folder have left that were killed and not started again."""
-    for lock in sorted({*(workdir / "runs").glob("*.lock")} - {_lock(workdir, name)}):
-        with contextlib.suppress(BlockingIOError), locked(lock, seconds=0):
+    for path in sorted({*(workdir / "runs").glob("*.lock")} - {_lock(workdir, name)}):
+        with contextlib.ExitStack() as stack:
+            try:
+                lock = stack.enter_context(locked(path, seconds=0))
+            except OSError:  # its run is going on
+                continue
             if identity := _content(lock):
-                _clear(workdir, lock.stem, identity)
+                _clear(workdir, path.stem, identity)
                 if _close(identity, "CANCELED"):
-                    lock.write_text("")
+                    _write(lock, "")
 
 
 def _clear(workdir: Path, name: str, identity: Mapping[str, str]) -> None:
@@ -126,9 +133,14 @@ def _lock(workdir: Path, name: str) -> Path:
     return workdir / "runs" / f"{name}.lock"
 
 
-def _content(lock: Path) -> dict[str, str]:
+def _write(lock: int, text: str) -> None:
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, text.encode(), 0)
+
+
+def _content(lock: int) -> dict[str, str]:
     try:
-        content = json.loads(lock.read_bytes())
+        content = json.loads(os.pread(lock, os.fstat(lock).st_size, 0))
     except (ValueError, RecursionError):  # empty, or killed while it wrote this
         return {}
     return content if isinstance(content, dict) and content.keys() >= {"scenario", "data", "config"} else {}

@@ -97,7 +97,7 @@ def _kill(process: BaseProcess) -> None:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def _execute(code: str, arguments: list[str], environment: dict[str, str], output: Connection) -> None:
+def _execute(code: str, arguments: list[str], variables: dict[str, str], output: Connection) -> None:
     """Run the code of a component in a new process."""
     os.setsid()  # Ctrl-C reaches the command, which tells us
     threading.Thread(target=_end_with_run, daemon=True).start()
@@ -105,7 +105,7 @@ def _execute(code: str, arguments: list[str], environment: dict[str, str], outpu
         os.dup2(output.fileno(), stream)
     output.close()
     os.environ.clear()
-    os.environ.update(environment)
+    os.environ.update(variables)
     tempfile.tempdir = None  # to be chosen by our TMPDIR
     execute(code, arguments)
 

@@ -1,8 +1,10 @@
 """What a person sees of a run on this machine, and what a run keeps to itself in a shared work folder."""
 
 import contextlib
+import errno
 import fcntl
 import io
+import shutil
 import signal
 import socket
 import tempfile
@@ -144,6 +146,29 @@ def test_the_same_run_twice_at_once_is_refused_and_other_runs_are_not(tmp_path: 
         with pytest.raises(BadData, match="the same run is going on there"), exclusive_run(tmp_path, "one", {}):
             pass
     with exclusive_run(tmp_path, "one", {}):
+        pass
+
+
+def test_a_run_whose_work_folder_was_removed_ends_in_peace_and_leaves_a_new_lock_alone(tmp_path: Path):
+    lock = tmp_path / "work" / "runs" / "one.lock"
+    with exclusive_run(tmp_path / "work", "one", {}):
+        shutil.rmtree(tmp_path / "work")
+    assert not lock.exists()
+    with exclusive_run(tmp_path / "work", "one", {}):
+        lock.unlink()
+        lock.write_text("of another process")
+    assert lock.read_text() == "of another process"
+
+
+def test_a_disk_without_locks_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def no_locks(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    refused = pytest.raises(
+        BadData, match=r"one\.lock: cannot be locked \(No locks available\); choose another --workdir$"
+    )
+    with refused, exclusive_run(tmp_path, "one", {}):
         pass
 
 

@@ -122,7 +122,10 @@ def when_loaded(body: list[ast.stmt]) -> Iterator[ast.stmt]:
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             yield from when_loaded(node.orelse)
         elif isinstance(node, ast.If | ast.Try | ast.ClassDef | ast.With):
-            yield from when_loaded(node.body)
+            handlers = [part for handler in getattr(node, "handlers", ()) for part in handler.body]
+            yield from when_loaded(
+                [*node.body, *handlers, *getattr(node, "orelse", ()), *getattr(node, "finalbody", ())]
+            )
         elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
 
@@ -215,12 +218,15 @@ def test_an_edit_elsewhere_leaves_the_code_version_as_it_is(tmp_path: Path):
         "study/render.py",
         "tracking/runs.py",
         "data/ingest/coco.py",
+        "data/cache.py",
         "data/evidence.py",
         "data/progress.py",
         "config/describe.py",
         "config/checks.py",
         "nets/activation.py",
+        "training/finite.py",
         "training/inspection.py",
+        "training/stopping.py",
     ):
         with (tmp_path / "csc" / path).open("a") as file:
             file.write("# another thought\n")

@@ -95,11 +95,12 @@ def _lock(lock: Path, stream: TextIO, stack: contextlib.ExitStack) -> None:
         with explain_write_errors(lock), contextlib.suppress(FileNotFoundError):  # who held it has removed it
             lock.parent.mkdir(parents=True, exist_ok=True)
             try:
-                return stack.enter_context(locked(lock, seconds=0))
+                stack.enter_context(locked(lock, seconds=0))
             except BlockingIOError:
                 stream.write(f"waiting for another ingest into {lock.parent.parent}\n")
                 stream.flush()
-                return stack.enter_context(locked(lock))
+                stack.enter_context(locked(lock))
+            return
 
 
 @dataclass(frozen=True)
