@@ -93,7 +93,11 @@ def _lock(lock: Path, stream: TextIO, stack: contextlib.ExitStack) -> None:
     """Hold a lock until the stack is closed; who has to wait for it says so."""
     while True:
         with explain_write_errors(lock), contextlib.suppress(FileNotFoundError):  # who held it has removed it
-            lock.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                lock.parent.mkdir(parents=True, exist_ok=True)
+            except FileExistsError:  # raised, too, if another process removes the folder at this moment
+                if lock.parent.exists() and not lock.parent.is_dir():
+                    raise
             try:
                 stack.enter_context(locked(lock, seconds=0))
             except BlockingIOError:
