@@ -42,6 +42,8 @@ SOURCES = {
     "coco": DataSource("s3://b/coco", 80),
     "voc": DataSource("/data/voc", 20),
     "voc8": DataSource("/data/voc8", 8),
+    "voconce0": DataSource("/data/voconce0", 20),
+    "voconce4": DataSource("/data/voconce4", 20),
     "digits": DataSource("/data/digits", 10),
 }
 ROOT = Path(__file__).parents[2]
