@@ -8,31 +8,28 @@ name, so classes of other tasks are visible in it and labelled nowhere, as they 
 Test images keep all labels.
 """
 
-import csv
 import sys
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
+from first_classes import write_part
+
 from csc.data.dataset import Dataset
-from csc.data.shards import ImageShards
 from csc.scenario import Scenario
 
 
 def main(uri: str, scenario: str, out: Path) -> None:
-    """Write the images and a CSV file of their labels."""
+    """Write the images with the labels of one task each."""
     dataset = Dataset.open(uri)
-    tasks, shards = Scenario.parse(scenario).tasks(dataset.classes), ImageShards(dataset.shards_uri)
-    (out / "images").mkdir(parents=True)
-    rows = [("image", "labels", "split")]
-    for image in dataset.labels().to_pylist():
+    tasks = Scenario.parse(scenario).tasks(dataset.classes)
+
+    def labels_of(image: dict[str, Any]) -> set[str]:
         labels = set(image["labels"])
-        if image["split"] == "train" and (own := [task.new for task in tasks if labels.intersection(task.new)]):
-            labels &= set(own[crc32(image["image_id"].encode()) % len(own)])
-        name = f"images/{image['image_id']}.jpg"
-        (out / name).write_bytes(shards.jpeg(image["shard"], image["row"]))
-        rows.append((name, ";".join(sorted(labels)), image["split"]))
-    with (out / "labels.csv").open("w", newline="") as file:
-        csv.writer(file).writerows(rows)
+        own = [labels.intersection(task.new) for task in tasks if labels.intersection(task.new)]
+        return own[crc32(image["image_id"].encode()) % len(own)] if own and image["split"] == "train" else labels
+
+    write_part(dataset, labels_of, out)
 
 
 if __name__ == "__main__":
