@@ -16,7 +16,7 @@ from csc.data.shards import ImageShards
 
 
 def write_part(dataset: Dataset, labels_of: Callable[[dict[str, Any]], set[str] | None], out: Path) -> None:
-    """Write images and a CSV file of their labels, which a function gives for a row of the label table: None, no image."""
+    """Write images and a CSV file of their labels, which a function gives for a row of the table: None for no image."""
     shards = ImageShards(dataset.shards_uri)
     (out / "images").mkdir(parents=True)
     rows = [("image", "labels", "split")]
