@@ -83,8 +83,8 @@ def ingest_digits(
             raise BadData(f"{out}: already contains another data set; choose another --out or remove it")
         if is_undamaged(present):
             return present
-    found = SourceListing(DIGIT_CLASSES, _listing(counts, seed), source)
-    return write_dataset(out, "digits", found, _Scenes(size, seed), options=options)
+    scenes = SourceListing(DIGIT_CLASSES, _listing(counts, seed), source)
+    return write_dataset(out, "digits", scenes, _Scenes(size, seed), options=options)
 
 
 def _check(*, train: int, test: int, size: int, seed: int) -> None:

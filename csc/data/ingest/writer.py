@@ -88,8 +88,8 @@ def write_source(
         listing = [row for row in listing if row.image_id not in broken]
         skipped = sorted({*skipped, *broken})
     record = {**source_listing.record, **({"skipped": skipped} if skipped else {}), **images.record}
-    found = replace(source_listing, listing=listing, record=record)
-    return write_dataset(out, name, found, images, state=images.state, options=options)
+    usable = replace(source_listing, listing=listing, record=record)
+    return write_dataset(out, name, usable, images, state=images.state, options=options)
 
 
 def _broken(listing: Sequence[ListedImage], images: SourceImages, options: WriteOptions) -> set[str]:
