@@ -42,12 +42,8 @@ class IncrementalCrossAttention(Head):
 
     def __init__(self, channels: int, task_sizes: Sequence[int], settings: "KrtSettings") -> None:
         super().__init__()
-        self.channels, self.task_sizes, self.classes, self.settings = (
-            channels,
-            tuple(task_sizes),
-            sum(task_sizes),
-            settings,
-        )
+        self.channels, self.settings = channels, settings
+        self.task_sizes, self.classes = tuple(task_sizes), sum(task_sizes)
         width = settings.width
         self.projection = nn.Conv2d(channels, width, 1)
         self.position = nn.Parameter(torch.empty(1, width, GRID, GRID))
