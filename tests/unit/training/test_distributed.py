@@ -389,9 +389,17 @@ def wait():
     time.sleep(300)
 """
 LAUNCHER = """
-import contextlib, signal, sys
+import contextlib, os, signal, sys
 from csc.distributed.launch import run_in_processes
 from rank import wait
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+
+def monitor(agent, group, monitor=LocalElasticAgent._monitor_workers):
+    LocalElasticAgent._monitor_workers = monitor
+    os.write(1, b"0\\n")  # all ranks are started
+    return monitor(agent, group)
+
+LocalElasticAgent._monitor_workers = monitor
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whatever the tests were told to ignore
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -412,7 +420,8 @@ def launcher(tmp_path: Path, how: signal.Signals) -> Iterator[Forked]:
     """A process that waits for two others; its temporary files are in `temp`.
 
     Only a launcher that is killed cannot end its ranks itself: those are started as they are without a test, because
-    torch asks the kernel to end forks too.
+    torch asks the kernel to end forks too. A signal in the midst of a fork could be lost: what it raises there, in a
+    hook of `os.fork`, Python ignores.
     """
     (tmp_path / "rank.py").write_text(RANK)
     ranks = "started" if how == signal.SIGKILL else "forked"
@@ -422,7 +431,7 @@ def launcher(tmp_path: Path, how: signal.Signals) -> Iterator[Forked]:
     words = [sys.executable, str(tmp_path / "launcher.py"), ranks]
     process = Forked(words, {**os.environ, **variables}, str(tmp_path / "errors"))
     with process.stdout:
-        numbers = [int(process.stdout.readline()) for _ in range(2)]
+        numbers = {int(process.stdout.readline()) for _ in range(3)} - {0}
         yield process
         for number in (process.pid, *numbers):
             with contextlib.suppress(ProcessLookupError):
