@@ -51,10 +51,11 @@ def slow(given: Path, part: Part) -> None:
 
 
 INTERRUPTED = """
-import sys
+import signal, sys
 from pathlib import Path
 from tests.unit.test_workers import PARTS, for_each_part, slow
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the tests were told to ignore
     try:
         list(for_each_part(slow, Path(sys.argv[1]), PARTS, 2))
     except KeyboardInterrupt:
